@@ -1,0 +1,31 @@
+package tfhosts
+
+import "time"
+
+// Kinds of Event.
+const (
+	EventStep    = "step"    // an operation on a node or on the state begins
+	EventBytes   = "bytes"   // progress of a copy: Done of Total bytes
+	EventVerdict = "verdict" // a node is finished: Verdict is set
+	EventPhase   = "phase"   // a phase marker: Op is its word
+	EventNotice  = "notice"  // something the operator should know
+	EventWarning = "warning" // something the operator should act on
+)
+
+// Event is one thing that happened in a run. Libraries take a func(Event) and
+// never print; the command line turns events into lines or JSON.
+type Event struct {
+	Time time.Time `json:"time"`
+	Kind string    `json:"kind"`
+	// Node is the dotted name, empty for what concerns the whole run.
+	Node string `json:"node,omitempty"`
+	// Op is the stable name of the operation: "copy", "activate.start",
+	// "journal.sync". Events, fault tests and docs use the same names.
+	Op string `json:"op,omitempty"`
+	// Message is one line for a person: lower case, no full stop, no secret.
+	Message string `json:"message,omitempty"`
+	// Done and Total are bytes, for EventBytes.
+	Done    int64    `json:"done,omitempty"`
+	Total   int64    `json:"total,omitempty"`
+	Verdict *Verdict `json:"verdict,omitempty"`
+}

@@ -1,0 +1,108 @@
+package tfhosts
+
+import "time"
+
+// Setup is a loaded and checked tf-hosts.json, with the SSH layers of FR-013
+// already merged into each node. Package setup makes it.
+type Setup struct {
+	// Path is the file it was read from, absolute.
+	Path string
+	// Dir is the folder that relative paths of the setup are relative to.
+	Dir   string
+	Nodes map[string]SetupNode
+	// Backend is never nil: without http_backend in the file it is the
+	// unpinned local default.
+	Backend HTTPBackend
+	// Self names the node that serves this graph's state; nil when none does.
+	Self *SelfBackend
+	// Bootstrap allows BOOTSTRAP=1 for this setup (FR-008).
+	Bootstrap          bool
+	PublishedNamesExpr string
+	// DeployRunner is an argv prefix of the provisioner's command.
+	DeployRunner []string
+	// Bash is the provisioner's interpreter, an absolute path.
+	Bash     string
+	Circuits []string
+	Runner   RunnerSettings
+}
+
+// GraphNodes are the node entries as the OpenTofu variable "nodes" holds them.
+func (s *Setup) GraphNodes() map[string]Node {
+	nodes := make(map[string]Node, len(s.Nodes))
+	for name, n := range s.Nodes {
+		nodes[name] = n.Node
+	}
+	return nodes
+}
+
+// SetupNode is a node entry and what stays out of the graph.
+type SetupNode struct {
+	Node
+	Group  string
+	Tags   []string
+	Runner NodeSettings
+}
+
+// HTTPBackend says where the state lives and how to talk to it.
+type HTTPBackend struct {
+	Address string
+	// Pinned: the address was set by TF_HTTP_ADDRESS, at run time or at Nix
+	// evaluation, or by the file with "pinned": true (FR-006).
+	Pinned        bool
+	LockAddress   string // default Address
+	LockMethod    string // default LOCK
+	UnlockAddress string // default Address
+	UnlockMethod  string // default UNLOCK
+	UpdateMethod  string // default POST
+	Username      string
+	// Password is read from PasswordFile or TF_HTTP_PASSWORD; never written.
+	Password     string `json:"-"`
+	PasswordFile string
+	Headers      map[string]string
+	// RetryMax counts the tries after the first; waits are bounds of the backoff.
+	RetryMax     int
+	RetryWaitMin time.Duration
+	RetryWaitMax time.Duration
+	// PEM files; empty when unused.
+	CAFile, CertFile, KeyFile string
+}
+
+// SelfBackend is the node of this graph that serves this graph's state.
+type SelfBackend struct {
+	Node   string
+	Port   int
+	Path   string
+	Scheme string
+}
+
+// RunnerSettings are the fleet-wide settings of the runner.
+type RunnerSettings struct {
+	NodeSettings
+	// Parallelism is tofu's -parallelism (FR: 10).
+	Parallelism int
+	NixOptions  []string
+}
+
+// NodeSettings are the settings of the runner for one node. They change how a
+// deploy is done and never whether: none of them is a trigger. The JSON form is
+// that of TF_HOSTS_NODE_SETTINGS.
+type NodeSettings struct {
+	Guard      *bool    `json:"guard,omitempty"`
+	OnDegraded string   `json:"on_degraded,omitempty"` // rollback, fail, warn
+	BuildOn    string   `json:"build_on,omitempty"`    // deployer, target
+	Become     []string `json:"become,omitempty"`      // argv; empty: sudo -n
+	// BecomePasswordFile holds the sudo password; fed by stdin only.
+	BecomePasswordFile string `json:"become_password_file,omitempty"`
+	Substitute         *bool  `json:"substitute,omitempty"`
+	Goal               string `json:"goal,omitempty"` // switch, boot
+	Limits             Limits `json:"limits,omitzero"`
+}
+
+// Limits bound the steps of a deploy, in seconds; zero means the built-in limit.
+type Limits struct {
+	Connect  int `json:"connect,omitempty"`  // dial and handshake, default 30
+	Copy     int `json:"copy,omitempty"`     // whole copy, default 3600
+	Activate int `json:"activate,omitempty"` // the switch, default 900
+	Command  int `json:"command,omitempty"`  // any other remote command, default 60
+	Build    int `json:"build,omitempty"`    // the build of all closures, default 7200
+}
