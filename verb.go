@@ -9,6 +9,9 @@ type Verb struct {
 	Tofu []string
 	// Writes: the verb may write state; it takes the working dir's lock.
 	Writes bool
+	// NeedsNodes: OpenTofu evaluates the variable "nodes" for this verb, so
+	// every node's identity must be known.
+	NeedsNodes bool
 	// Addresses is how many leading arguments are resource addresses, for which
 	// a node's name may stand; -1 means all of them.
 	Addresses int
@@ -19,15 +22,15 @@ type Verb struct {
 // Verbs is the table, in the order of the documentation. apply is first.
 func Verbs() []Verb {
 	return []Verb{
-		{Name: "apply", Tofu: []string{"apply"}, Writes: true, Short: "deploy the nodes whose triggers changed"},
-		{Name: "plan", Tofu: []string{"plan"}, Short: "show what an apply would deploy; changes nothing"},
-		{Name: "destroy", Tofu: []string{"destroy"}, Writes: true, Short: "remove the graph's resources; hosts keep their configuration"},
-		{Name: "refresh", Tofu: []string{"refresh"}, Writes: true, Short: "update the state from real resources"},
+		{Name: "apply", Tofu: []string{"apply"}, NeedsNodes: true, Writes: true, Short: "deploy the nodes whose triggers changed"},
+		{Name: "plan", Tofu: []string{"plan"}, NeedsNodes: true, Short: "show what an apply would deploy; changes nothing"},
+		{Name: "destroy", Tofu: []string{"destroy"}, NeedsNodes: true, Writes: true, Short: "remove the graph's resources; hosts keep their configuration"},
+		{Name: "refresh", Tofu: []string{"refresh"}, NeedsNodes: true, Writes: true, Short: "update the state from real resources"},
 		{Name: "output", Tofu: []string{"output"}, Short: "print the outputs"},
 		{Name: "show", Tofu: []string{"show"}, Short: "print the state or a saved plan"},
 		{Name: "validate", Tofu: []string{"validate"}, Short: "check the graph"},
 		{Name: "graph", Tofu: []string{"graph"}, Short: "print the graph in DOT form"},
-		{Name: "import", Tofu: []string{"import"}, Writes: true, Addresses: 1, Short: "adopt an existing object into the state"},
+		{Name: "import", Tofu: []string{"import"}, NeedsNodes: true, Writes: true, Addresses: 1, Short: "adopt an existing object into the state"},
 		{Name: "taint", Tofu: []string{"taint"}, Writes: true, Addresses: 1, Short: "mark a node to be deployed again"},
 		{Name: "untaint", Tofu: []string{"untaint"}, Writes: true, Addresses: 1, Short: "take a taint back"},
 		{Name: "force-unlock", Tofu: []string{"force-unlock"}, Writes: true, Short: "release a lock by its ID"},
