@@ -38,8 +38,9 @@ func (s *Setup) GraphNodes() map[string]Node {
 // SetupNode is a node entry and what stays out of the graph.
 type SetupNode struct {
 	Node
-	Group  string
-	Tags   []string
+	Group string
+	Tags  []string
+	// Runner is the node's own settings over the fleet's.
 	Runner NodeSettings
 }
 
@@ -55,7 +56,8 @@ type HTTPBackend struct {
 	UnlockMethod  string // default UNLOCK
 	UpdateMethod  string // default POST
 	Username      string
-	// Password is read from PasswordFile or TF_HTTP_PASSWORD; never written.
+	// Password is that of TF_HTTP_PASSWORD, else the content of PasswordFile;
+	// never written.
 	Password     string `json:"-"`
 	PasswordFile string
 	Headers      map[string]string
@@ -63,8 +65,12 @@ type HTTPBackend struct {
 	RetryMax     int
 	RetryWaitMin time.Duration
 	RetryWaitMax time.Duration
-	// PEM files; empty when unused.
+	// PEM files; empty when unused or when the text came from the environment.
 	CAFile, CertFile, KeyFile string
+	// PEM text, of TF_HTTP_CLIENT_*_PEM or of the files above; empty when unused.
+	CAPEM   string `json:"-"`
+	CertPEM string `json:"-"`
+	KeyPEM  string `json:"-"`
 }
 
 // SelfBackend is the node of this graph that serves this graph's state.
