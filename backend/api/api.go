@@ -97,14 +97,15 @@ func Status(err error) int {
 }
 
 // FromStatus is the sentinel for a status, or nil for 200, 201 and 204. 3xx is
-// ErrRedirect; 429 and every 5xx is ErrUnavailable; any other is ErrBadRequest.
+// ErrRedirect; 429 and 5xx are ErrUnavailable, but 501, which no repetition
+// changes, and any other status are ErrBadRequest.
 func FromStatus(status int) error {
 	switch {
 	case status == http.StatusOK || status == http.StatusCreated || status == http.StatusNoContent:
 		return nil
 	case status >= 300 && status < 400:
 		return ErrRedirect
-	case status == http.StatusTooManyRequests || status >= 500:
+	case status == http.StatusTooManyRequests || status >= 500 && status != http.StatusNotImplemented:
 		return ErrUnavailable
 	}
 	for _, r := range table() {
