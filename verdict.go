@@ -68,6 +68,8 @@ type Verdict struct {
 	Generation int    `json:"generation,omitempty"`
 	// FailedUnits are units that this deploy left failed.
 	FailedUnits []string `json:"failed_units,omitempty"`
+	// Tolerated: the node's settings (on_degraded = "warn") let this status pass.
+	Tolerated bool `json:"tolerated,omitempty"`
 	// Log is the last lines of the activation, oldest first.
 	Log []string `json:"log,omitempty"`
 	// Unit is the transient unit that activated.
@@ -80,7 +82,15 @@ type Verdict struct {
 }
 
 // Failed says whether the verdict fails its node's resource.
-func (v Verdict) Failed() bool { return v.Status.ExitCode() != 0 }
+func (v Verdict) Failed() bool { return v.ExitCode() != 0 }
+
+// ExitCode is the exit code of "tf-hosts run" that ends with v.
+func (v Verdict) ExitCode() int {
+	if v.Tolerated {
+		return ExitOK
+	}
+	return v.Status.ExitCode()
+}
 
 // String is the verdict in one line.
 func (v Verdict) String() string {
