@@ -28,12 +28,11 @@ func parse(root string, data []byte, found *problems) (any, bool) {
 	if err := json.Unmarshal(data, new(any)); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			// Offset counts the byte that is wrong; at the end of the text there is none.
-			at := int(syntax.Offset) - 1
-			if syntax.Offset >= int64(len(data)) && len(data) > 0 && json.Valid(append(bytes.Clone(data), ' ')) {
+			at := max(int(syntax.Offset)-1, 0) // Offset counts the byte that is wrong
+			if syntax.Error() == "unexpected end of JSON input" {
 				at = len(data)
 			}
-			found.addf(root, "%s: malformed JSON: %s", position(data, max(at, 0)), syntax.Error())
+			found.addf(root, "%s: malformed JSON: %s", position(data, at), syntax.Error())
 		} else {
 			found.addf(root, "malformed JSON: %v", err)
 		}
@@ -82,6 +81,7 @@ func (r *reader) value(path string) (any, error) {
 func (r *reader) object(path string) (any, error) {
 	object := make(map[string]any)
 	for r.decoder.More() {
+		start := int(r.decoder.InputOffset())
 		token, err := r.decoder.Token()
 		if err != nil {
 			return nil, err
@@ -90,13 +90,13 @@ func (r *reader) object(path string) (any, error) {
 		if !ok { // json.Unmarshal has accepted the text
 			return nil, fmt.Errorf("key %v is no string", token)
 		}
-		end := int(r.decoder.InputOffset())
+		start += bytes.IndexByte(r.data[start:], '"')
 		v, err := r.value(member(path, key))
 		if err != nil {
 			return nil, err
 		}
 		if _, twice := object[key]; twice {
-			r.found.addf(member(path, key), "%s: the key is there twice", position(r.data, end-1))
+			r.found.addf(member(path, key), "%s: the key is there twice", position(r.data, start))
 		}
 		object[key] = v
 	}

@@ -123,7 +123,11 @@ func suggest(word string, known []string) string {
 	fold := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "-", "_") }
 	best, bestDistance := "", max(2, len(word)/3)+1
 	for _, k := range slices.Sorted(slices.Values(known)) {
-		if d := distance(fold(word), fold(k)); d < bestDistance && d < len(k) {
+		d := distance(fold(word), fold(k))
+		if len(word) >= 3 && (strings.HasPrefix(k, fold(word)) || strings.HasPrefix(fold(word), k)) {
+			d = min(d, 1)
+		}
+		if d < bestDistance && d < len(k) {
 			best, bestDistance = k, d
 		}
 	}

@@ -3,10 +3,14 @@ package setup
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 
 	tfhosts "fediversity.eu/tf-hosts"
 )
+
+// nameForm is the schema's pattern of a name.
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
 // sshEntry is the SSH fields of one layer. A field that is absent or empty
 // leaves the layer below as it is.
@@ -41,9 +45,8 @@ func (o *optionsList) UnmarshalJSON(data []byte) error {
 		}
 		return nil
 	}
-	if json.Unmarshal(data, &o.options) != nil { // the schema has reported it
-		o.options = nil
-	}
+	// The schema has reported an item that is no string; the others are checked.
+	_ = json.Unmarshal(data, &o.options)
 	return nil
 }
 
@@ -94,6 +97,9 @@ func (l *loader) nodes(doc document) error {
 	for _, name := range tfhosts.SortedNames(doc.Nodes) {
 		entry := doc.Nodes[name]
 		at := member("$.nodes", name)
+		if !nameForm.MatchString(name) {
+			l.found.add(at, "bad name", "letters, digits, - and _, in parts joined by single dots")
+		}
 		id := identity{username: field[string]{value: "root"}}
 		id.lay(doc.SSH, "$.ssh")
 		user := l.env.Value("SSH_USER")
