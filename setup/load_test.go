@@ -18,7 +18,12 @@ import (
 // environment but env.
 func write(t *testing.T, text string, env ...string) setup.Options {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "tf-hosts.json")
+	return writeTo(t, t.TempDir(), text, env...)
+}
+
+func writeTo(t testing.TB, dir, text string, env ...string) setup.Options {
+	t.Helper()
+	path := filepath.Join(dir, "tf-hosts.json")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package setup
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -15,12 +14,12 @@ import (
 )
 
 //go:embed schema.json
-var schemaText []byte
+var schemaText string
 
 const schemaURL = "https://fediversity.eu/tf-hosts/setup-1.json"
 
 // Schema is the JSON Schema (2020-12) of the setup file, version 1.
-func Schema() []byte { return bytes.Clone(schemaText) }
+func Schema() []byte { return []byte(schemaText) }
 
 // checker checks values against the parts of the schema.
 type checker struct {
@@ -29,7 +28,7 @@ type checker struct {
 }
 
 func newChecker() (*checker, error) {
-	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(schemaText))
+	document, err := jsonschema.UnmarshalJSON(strings.NewReader(schemaText))
 	if err != nil {
 		return nil, fmt.Errorf("reading the setup schema: %w", err)
 	}
