@@ -122,8 +122,15 @@ func (h *Host) writeFiles(ctx context.Context) error {
 		path string
 		mode os.FileMode
 	}{
-		{"", 0o755}, {"work", 0o755}, {"root", 0o755}, {"upper", 0o755}, {"upper/etc", 0o755}, {"upper/etc/ssh", 0o755},
-		{"upper/etc/ssh/sshd_config.d", 0o755}, {"upper/root", 0o700}, {"upper/root/.ssh", 0o700},
+		{"", 0o755},
+		{"work", 0o755},
+		{"root", 0o755},
+		{"upper", 0o755},
+		{"upper/etc", 0o755},
+		{"upper/etc/ssh", 0o755},
+		{"upper/etc/ssh/sshd_config.d", 0o755},
+		{"upper/root", 0o700},
+		{"upper/root/.ssh", 0o700},
 	} {
 		if err := os.Mkdir(filepath.Join(h.dir, d.path), d.mode); err != nil {
 			return err
