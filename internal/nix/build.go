@@ -111,11 +111,9 @@ func (c *Client) outputs(ctx context.Context, identities []string) (outs map[str
 			outs[id] = id
 			continue
 		}
-		printed, err := c.run(ctx, c.argv("nix-store", "--query", "--outputs", id), nil)
-		if err != nil {
-			return nil, nil, fmt.Errorf("asking for the outputs of %q: %w", id, err)
+		if outs[id], err = c.Output(ctx, id); err != nil {
+			return nil, nil, err
 		}
-		outs[id] = mainOutput(strings.Fields(printed))
 	}
 	paths := make([]string, 0, len(outs))
 	for _, out := range outs {
@@ -130,6 +128,15 @@ func (c *Client) outputs(ctx context.Context, identities []string) (outs map[str
 		}
 	}
 	return outs, missing, nil
+}
+
+// Output is the store path that the derivation drv makes; it need not be there.
+func (c *Client) Output(ctx context.Context, drv string) (string, error) {
+	printed, err := c.run(ctx, c.argv("nix-store", "--query", "--outputs", drv), nil)
+	if err != nil {
+		return "", fmt.Errorf("asking for the outputs of %q: %w", drv, err)
+	}
+	return mainOutput(strings.Fields(printed)), nil
 }
 
 // mainOutput is the output "out": its name has no suffix, so it is the shortest.

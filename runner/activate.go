@@ -1,0 +1,218 @@
+package runner
+
+import (
+	"context"
+	_ "embed" // activate.sh
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	tfhosts "fediversity.eu/tf-hosts"
+)
+
+//go:embed activate.sh
+var activateScript []byte
+
+// lockWait is how long an activation waits for another one on the same host.
+const lockWait = 60 * time.Second
+
+// outcome is what the host's record says about an activation.
+type outcome struct {
+	record string
+	// state is "alive", "done", "gone" (ended without a verdict) or "none" (no
+	// record).
+	state string
+	// word is the verdict's first word, reason the rest.
+	word, reason string
+	// code is the exit code of the switch, -1 when it did not end.
+	code    int
+	newly   []string // failed units
+	journal []string
+	log     []string
+}
+
+// activate starts the switch on the host and waits for its end. The plain form:
+// the profile is set, then the system is switched to; when that fails the host
+// itself goes back to what it recorded. What an end of the connection, of this
+// process or of the unit leaves behind is settled on the host.
+//
+// The guarded form, which waits for a confirmation before the profile is set,
+// takes this place for hosts with guard on.
+func (d *deploy) activate(ctx context.Context) error {
+	d.outcome = outcome{record: d.newRecord(), code: -1}
+	if err := d.step(ctx, "activate.start", "activate", d.limits.command, d.start); err != nil {
+		return err
+	}
+	// The switch, the way back, and what surrounds them.
+	limit := lockWait + 3*d.limits.activate + 2*d.limits.connect
+	if err := d.step(ctx, "activate.wait", "activate", limit, d.wait); err != nil {
+		return err
+	}
+	return d.outcomeError(ctx)
+}
+
+func (d *deploy) policy() string {
+	switch p := d.req.Settings.OnDegraded; p {
+	case "rollback", "warn":
+		return p
+	}
+	return "fail"
+}
+
+// start is the point of no return: what is dropped before it leaves the host as
+// it was.
+func (d *deploy) start(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	d.begun = true
+	d.verdict.Unit = "tf-hosts-" + d.outcome.record + ".service"
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.limits.command)
+	defer cancel()
+	res, err := d.script(ctx, startScript, activateScript,
+		d.outcome.record, d.system, d.goal(),
+		strconv.Itoa(int(d.limits.activate.Seconds())), d.policy(),
+		strconv.Itoa(int(lockWait.Seconds())), d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
+	if err != nil {
+		return err
+	}
+	if res.Code != 0 {
+		return &failure{
+			status: tfhosts.CheckRefused,
+			err:    fmt.Errorf("the activation could not be started; nothing was changed: %s", tail(res.Stderr, 3)),
+			log:    lastLines(string(res.Stderr), 20),
+		}
+	}
+	return nil
+}
+
+// pollSeconds is how long one question for the verdict waits on the host.
+const pollSeconds = 5
+
+func (d *deploy) wait(ctx context.Context) error {
+	for {
+		if err := d.poll(ctx); err != nil {
+			return err
+		}
+		if d.outcome.state != "alive" {
+			return nil
+		}
+	}
+}
+
+func (d *deploy) poll(ctx context.Context) error {
+	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)))
+	if err != nil {
+		return err
+	}
+	lines, err := d.outcome.read(string(res.Stdout))
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, tail(res.Stderr, 3))
+	}
+	for _, line := range lines {
+		d.event(tfhosts.Event{Kind: tfhosts.EventNotice, Op: "activate.wait", Message: line})
+	}
+	return nil
+}
+
+// read takes an answer of waitScript in, and returns the log's new lines.
+func (o *outcome) read(text string) ([]string, error) {
+	var fresh []string
+	whole := false
+	next := *o
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimRight(line, "\n"), " ")
+		switch key {
+		case "state":
+			next.state = value
+		case "code":
+			if n, err := strconv.Atoi(value); err == nil {
+				next.code = n
+			}
+		case "verdict":
+			next.word, next.reason, _ = strings.Cut(value, " ")
+		case "new":
+			next.newly = append(next.newly, value)
+		case "journal":
+			next.journal = append(next.journal, value)
+		case "log":
+			fresh = append(fresh, value)
+		case "end":
+			whole = true
+		}
+	}
+	if !whole {
+		return nil, errAnswer
+	}
+	next.log = append(next.log, fresh...)
+	*o = next
+	return fresh, nil
+}
+
+// outcomeError is nil when the new system is in place, degraded or not; then the
+// record is removed by judge. Otherwise it is removed here, once it was read.
+func (d *deploy) outcomeError(ctx context.Context) error {
+	o := &d.outcome
+	f := &failure{log: append(lastLines(strings.Join(o.log, "\n"), 20), o.journal...), units: o.newly}
+	seeLog := "see the host's journal: " + d.ssh("journalctl --unit="+d.verdict.Unit)
+	switch o.word {
+	case "deployed", "degraded":
+		return nil
+	case "rolled_back":
+		f.status = tfhosts.RolledBack
+		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
+		f.hint = "read the log above; the host runs what it ran before"
+	case "rollback_failed":
+		f.status = tfhosts.RollbackFailed
+		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(d.first.running))
+		f.hint = "look at the host: " + d.ssh("readlink -f /run/current-system /nix/var/nix/profiles/system")
+	case "init_changed":
+		f.status = tfhosts.CheckRefused
+		f.err = errors.New("the new system needs a reboot: its init interface changed (exit 100); nothing was activated")
+		f.hint = `deploy it with the goal "boot", then reboot the host`
+	case "locked":
+		f.status = tfhosts.Locked
+		f.err = fmt.Errorf("another activation holds the host: %s", orNone(o.reason))
+		f.hint = "wait for it to end, then apply again"
+	case "not_started":
+		f.status = tfhosts.CheckRefused
+		f.err = fmt.Errorf("the activation did not start; nothing was changed: %s", o.reason)
+		f.hint = seeLog
+	default:
+		f.status = tfhosts.RollbackFailed
+		f.err = errors.New("the activation ended without a result")
+		f.hint = seeLog
+	}
+	if o.word != "" {
+		d.release(ctx, false)
+	}
+	if o.word == "rolled_back" || o.word == "locked" || o.word == "init_changed" || o.word == "not_started" {
+		d.verdict.NewPath = d.first.running
+	}
+	return f
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "nothing known"
+	}
+	return s
+}
+
+// release removes the record that was read, and after a success the root of the
+// new system. The verdict stands without it: what stays is removed by a later run.
+func (d *deploy) release(ctx context.Context, success bool) {
+	yes := "no"
+	if success {
+		yes = "yes"
+	}
+	err := d.step(ctx, "root.release", "verify", d.limits.command, func(ctx context.Context) error {
+		_, err := d.script(ctx, releaseScript, nil, d.outcome.record, yes)
+		return err
+	})
+	if err != nil {
+		d.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "root.release", Message: "the record of the activation stays on the host: " + err.Error()})
+	}
+}

@@ -1,0 +1,154 @@
+package runner
+
+// Scripts that run on the host under /bin/sh. Those with "nix" in them start with
+// toolPath, since a session that runs no login shell may not find Nix.
+
+const toolPath = `PATH=/run/current-system/sw/bin:/nix/var/nix/profiles/default/bin:$PATH:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+`
+
+// observeScript prints one "key value" a line. $1 is the wanted system. The boot
+// default is read where a boot loader says it in plain text: systemd-boot and GRUB.
+const observeScript = toolPath + `
+P=/nix/var/nix/profiles/system
+say() { printf '%s %s\n' "$1" "$2"; }
+link() { [ -e "$2" ] && say "$1" "$(readlink -f "$2")"; }
+say arch "$(uname -m)"
+say boot_id "$(cat /proc/sys/kernel/random/boot_id)"
+link running /run/current-system
+link booted /run/booted-system
+link profile "$P"
+say generation "$(readlink "$P")"
+entry=$(sed -n 's/^default[[:space:]]*//p' /boot/loader/loader.conf 2>/dev/null | head -n 1)
+for f in "/boot/loader/entries/$entry" "/boot/loader/entries/$entry.conf" /boot/grub/grub.cfg; do
+	[ -f "$f" ] || continue
+	say default "$(sed -n 's|.*init=\(/nix/store/[^/]*\)/init.*|\1|p' "$f" | head -n 1)"
+	break
+done
+df -Pk /nix/store 2>/dev/null | { read -r _ && read -r _ _ _ free _ && say free "$free"; }
+command -v nix-store >/dev/null && say nix yes
+nix-store --check-validity "$1" 2>/dev/null && say valid yes
+if [ -d /run/systemd/system ]; then
+	say systemd yes
+	systemctl list-units --state=failed --plain --no-legend --no-pager --full 2>/dev/null |
+		while read -r unit _; do say failed "$unit"; done
+fi
+say end yes
+`
+
+// rootScript keeps the wanted ($1) and the running system from the garbage
+// collector, then prints which of the paths on stdin the host lacks. A plain link
+// does, before the path is there; --add-root would not.
+const rootScript = toolPath + `
+R=/nix/var/nix/gcroots/tf-hosts
+mkdir -p "$R" && ln -sfn "$1" "$R/new" || exit 1
+[ ! -e /run/current-system ] || ln -sfn "$(readlink -f /run/current-system)" "$R/old" || exit 1
+xargs -r -n 500 nix-store --check-validity --print-invalid
+`
+
+// receiveScript serves the host's store on its stdin and stdout.
+const receiveScript = toolPath + `exec nix-daemon --stdio`
+
+// deletePartialScript removes what a broken copy left of the paths on stdin:
+// on a full disk it is what keeps the disk full.
+const deletePartialScript = toolPath + `
+rm -f /nix/var/nix/gcroots/tf-hosts/new
+while read -r path; do
+	[ -e "$path" ] || continue
+	nix-store --check-validity "$path" 2>/dev/null || nix-store --delete "$path"
+done
+`
+
+// presentScript is 0 when $1 is whole and a NixOS system, else it says why not.
+const presentScript = toolPath + `
+nix-store --check-validity "$1" || exit 3
+[ -x "$1/bin/switch-to-configuration" ] || { echo "it has no bin/switch-to-configuration"; exit 4; }
+[ -e "$1/nixos-version" ] || { echo "it has no nixos-version"; exit 4; }
+`
+
+// checkScript runs the pre-switch checks. It has no feature test: an older
+// switch-to-configuration answers its usage, which the caller reads.
+const checkScript = toolPath + `timeout -k 5 "$2" "$1/bin/switch-to-configuration" check </dev/null 2>&1`
+
+// startScript starts the unit of a record; $1 is the record's name, then the
+// system, the action, the limit in seconds, the policy, the seconds to wait for
+// the lock, and who waits. stdin is activate.sh. It may be repeated when its
+// answer was lost.
+const startScript = toolPath + `
+B=/var/lib/tf-hosts/runs D=$B/$1 unit=tf-hosts-$1.service
+[ -e "$D/used" ] && exit 0
+mkdir -p "${B%/*}" && mkdir -m 700 -p "$B" && mkdir -p "$D" || exit 1
+find "$B" -mindepth 2 -maxdepth 2 -name verdict -mmin +60 2>/dev/null |
+	while read -r old; do rm -rf "${old%/verdict}"; done
+cat >"$D/activate.sh.tmp" && mv "$D/activate.sh.tmp" "$D/activate.sh" || exit 1
+put() { printf '%s\n' "$2" >"$D/$1" || exit 1; }
+put new "$2"; put action "$3"; put limit "$4"; put policy "$5"; put wait "$6"; put who "$7"
+if [ -d /run/systemd/system ]; then
+	systemd-run --quiet --collect --unit="$unit" --service-type=exec \
+		--description="tf-hosts: activation of $2" \
+		-p StandardInput=null -p "StandardOutput=append:$D/log" -p StandardError=inherit \
+		-p KillSignal=SIGKILL -p TimeoutStopSec=$((2 * $4 + 60)) -p RuntimeMaxSec=$((3 * $4 + $6 + 120)) \
+		-p "ExecStopPost=/bin/sh $D/activate.sh settle $D" \
+		/bin/sh "$D/activate.sh" run "$D" && exit 0
+	[ -e "$D/used" ]
+else
+	setsid /bin/sh "$D/activate.sh" run "$D" >"$D/log" 2>&1 </dev/null &
+fi
+`
+
+// waitScript waits up to $2 seconds for the verdict of record $1, then prints
+// what there is, the log from line $3 on. The unit's state is asked for before
+// the verdict is looked for: the other order can miss a verdict.
+const waitScript = toolPath + `
+D=/var/lib/tf-hosts/runs/$1 unit=tf-hosts-$1.service t=0
+say() { printf '%s %s\n' "$1" "$2"; }
+each() { [ -e "$D/$2" ] && sed "s/^/$1 /" "$D/$2"; }
+alive() {
+	if [ -d /run/systemd/system ]; then
+		# An empty answer is a manager that is being replaced.
+		case $(systemctl is-active "$unit" 2>/dev/null) in inactive | failed | unknown) return 1 ;; esac
+	elif [ -e "$D/pid" ]; then
+		kill -0 "$(cat "$D/pid")" 2>/dev/null
+	fi
+}
+while :; do
+	if alive; then state=alive; else state=gone; fi
+	[ -e "$D/verdict" ] && state=done
+	[ "$state" = alive ] && [ "$t" -lt $(($2 * 4)) ] || break
+	sleep 0.25
+	t=$((t + 1))
+done
+[ -d "$D" ] || state=none
+say state "$state"
+[ ! -e "$D/phase" ] || say phase "$(cat "$D/phase")"
+[ ! -e "$D/code" ] || say code "$(cat "$D/code")"
+if [ "$state" = done ]; then
+	say verdict "$(cat "$D/verdict")"
+	each new "failed_new"
+	each journal "journal"
+	each before "failed_before"
+fi
+if [ -e "$D/log" ]; then
+	n=$(wc -l <"$D/log")
+	[ "$state" = alive ] || n='$'
+	[ "$n" = 0 ] || sed -n "$(($3 + 1)),${n}s/^/log /p" "$D/log"
+fi
+say end yes
+`
+
+// releaseScript removes the record $1 that was read. After a success ($2 is yes)
+// the profile roots the new system; the old one stays rooted for a way back.
+const releaseScript = `
+rm -rf "/var/lib/tf-hosts/runs/$1"
+[ "$2" != yes ] || rm -f /nix/var/nix/gcroots/tf-hosts/new
+`
+
+// journalScript prints the last journal lines of each unit.
+const journalScript = toolPath + `
+for unit; do
+	journalctl --unit="$unit" --boot --lines=10 --no-pager --output=cat 2>/dev/null | sed "s/^/$unit: /"
+done
+`
+
+// realiseScript builds the derivation $1 on the host.
+const realiseScript = toolPath + `nix-store --realise "$1" >/dev/null`
