@@ -106,7 +106,7 @@ func TestLoadEverything(t *testing.T) {
 		}
 	}
 	got := load(t, o)
-	no, yes := false, true
+	no := false
 	want := &tfhosts.Setup{
 		Path: o.Path, Dir: dir,
 		Nodes: map[string]tfhosts.SetupNode{
@@ -119,8 +119,8 @@ func TestLoadEverything(t *testing.T) {
 				},
 				Group: "prod", Tags: []string{"web", "eu.north"},
 				Runner: tfhosts.NodeSettings{
-					Guard: &no, OnDegraded: "fail", BuildOn: "deployer", Become: []string{"doas"},
-					BecomePasswordFile: "/home/me/become", Substitute: &yes, Goal: "boot",
+					Guard: &no, OnDegraded: "warn", BuildOn: "target", Become: []string{"doas"},
+					BecomePasswordFile: "/home/me/become", Substitute: &no, Goal: "boot",
 					Limits: tfhosts.Limits{Connect: 5, Copy: 60},
 				},
 			},

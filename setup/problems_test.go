@@ -122,7 +122,7 @@ func TestLoadProblems(t *testing.T) {
 			"$.nodes.b.host_key: is no public host key" + keyForm,
 			"$.nodes.c.host_key: is no public host key: its type and its text do not fit" + keyForm,
 		}},
-		"~ without HOME":    {node(`, "key_file": "~/k"`), nil, []string{`$.nodes.a.key_file: "~/k" cannot be found: HOME is not set`}},
+		"~ without HOME":    {node(`, "key_file": "~/k"`), nil, []string{`$.nodes.a.key_file: "~/k": the home folder is not known`}},
 		"~ of another user": {node(`, "key_file": "~u/k"`), []string{"HOME=/root"}, []string{`$.nodes.a.key_file: "~u/k": the home folder of another user is not looked up`}},
 
 		// the environment
@@ -186,12 +186,11 @@ func TestLoadProblems(t *testing.T) {
 		}},
 
 		// later versions
-		"what this version does not do": {top(`, "circuits": ["c"], "runner": {"guard": true, "on_degraded": "rollback", "build_on": "target", "health": [1], "waves": [1]}`), nil, []string{
+		"what this version does not do": {top(`, "circuits": ["c"], "runner": {"guard": true, "substitute": true, "health": [1], "waves": [1]}`), nil, []string{
 			"$.circuits: " + unsupported + " (leave it out)",
-			`$.runner.build_on: "target" ` + unsupported + " (leave it out, or say deployer)",
 			"$.runner.guard: true " + unsupported + " (leave it out, or say false)",
 			"$.runner.health: " + unsupported + " (leave it out)",
-			`$.runner.on_degraded: "rollback" ` + unsupported + " (leave it out, or say fail)",
+			"$.runner.substitute: true " + unsupported + " (leave it out, or say false)",
 			"$.runner.waves: " + unsupported + " (leave it out)",
 		}},
 		"what this version does not do, for a node": {node(`, "runner": {"guard": true, "become": [""], "parallelism": 1}`), nil, []string{

@@ -1,8 +1,6 @@
 package setup
 
 import (
-	"fmt"
-
 	tfhosts "fediversity.eu/tf-hosts"
 )
 
@@ -24,11 +22,8 @@ func (l *loader) unsupported(where string, entry runnerEntry) {
 	if entry.Guard != nil && *entry.Guard {
 		l.found.add(where+".guard", "true "+text, "leave it out, or say false")
 	}
-	if entry.OnDegraded == "rollback" || entry.OnDegraded == "warn" {
-		l.found.add(where+".on_degraded", fmt.Sprintf("%q %s", entry.OnDegraded, text), "leave it out, or say fail")
-	}
-	if entry.BuildOn == "target" {
-		l.found.add(where+".build_on", fmt.Sprintf("%q %s", entry.BuildOn, text), "leave it out, or say deployer")
+	if entry.Substitute != nil && *entry.Substitute {
+		l.found.add(where+".substitute", "true "+text, "leave it out, or say false")
 	}
 	if len(entry.Health) > 0 {
 		l.found.add(where+".health", text, "leave it out")
@@ -79,12 +74,11 @@ func overLimits(fleet, node tfhosts.Limits) tfhosts.Limits {
 	}
 }
 
-// NodeSettings reads TF_HOSTS_NODE_SETTINGS by the rules of a node's "runner" in
-// the setup file; relative paths are relative to dir. An error carries exit
-// code 64.
-func NodeSettings(env Environment, dir string) (tfhosts.NodeSettings, error) {
-	const name = "TF_HOSTS_NODE_SETTINGS"
-	text, where := env.Value(name), env.source(name)
+// NodeSettings reads text, the value of TF_HOSTS_NODE_SETTINGS, by the rules of a
+// node's "runner" in the setup file. Relative paths are relative to dir, and ~ is
+// refused. An error carries exit code 64.
+func NodeSettings(text, dir string) (tfhosts.NodeSettings, error) {
+	const where = "TF_HOSTS_NODE_SETTINGS"
 	if text == "" {
 		return tfhosts.NodeSettings{}, nil
 	}
@@ -92,7 +86,7 @@ func NodeSettings(env Environment, dir string) (tfhosts.NodeSettings, error) {
 	if err != nil {
 		return tfhosts.NodeSettings{}, err
 	}
-	l := loader{env: env, checker: checker, setup: &tfhosts.Setup{Dir: dir}}
+	l := loader{checker: checker, setup: &tfhosts.Setup{Dir: dir}}
 	var entry runnerEntry
 	if err := l.embedded(where, "/$defs/node_settings", text, &entry); err != nil {
 		return tfhosts.NodeSettings{}, err

@@ -275,7 +275,7 @@ func (l *loader) path(where, name string) string {
 	case name == "~" || strings.HasPrefix(name, "~/"):
 		home := l.env.getenv("HOME")
 		if !filepath.IsAbs(home) {
-			l.found.addf(where, "%q cannot be found: HOME is not set", name)
+			l.found.addf(where, "%q: the home folder is not known", name)
 			return name
 		}
 		return filepath.Join(home, name[1:])

@@ -82,7 +82,7 @@ func TestOrigins(t *testing.T) {
 }
 
 func TestNodeSettings(t *testing.T) {
-	got, err := setup.NodeSettings(setup.Environment{Getenv: getenv(`TF_HOSTS_NODE_SETTINGS={"goal": "boot", "become_password_file": "p", "limits": {"copy": 7}}`)}, "/d")
+	got, err := setup.NodeSettings(`{"goal": "boot", "become_password_file": "p", "limits": {"copy": 7}}`, "/d")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +90,8 @@ func TestNodeSettings(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("NodeSettings (-want +got):\n%s", diff)
 	}
-	for _, text := range []string{"{", "[]", `{"gaol": "boot"}`, `{"guard": true}`} {
-		_, err := setup.NodeSettings(setup.Environment{Getenv: getenv("TF_HOSTS_NODE_SETTINGS=" + text)}, "/d")
+	for _, text := range []string{"{", "[]", `{"gaol": "boot"}`, `{"guard": true}`, `{"become_password_file": "~/p"}`} {
+		_, err := setup.NodeSettings(text, "/d")
 		if tfhosts.ExitCodeOf(err) != tfhosts.ExitUsage {
 			t.Errorf("NodeSettings(%s) = %v, want exit 64", text, err)
 		}
