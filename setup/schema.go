@@ -3,6 +3,7 @@ package setup
 import (
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,8 +51,8 @@ func (c *checker) check(fragment, root string, value any, found *problems) error
 	if err == nil {
 		return nil
 	}
-	failure, ok := err.(*jsonschema.ValidationError) //nolint:errorlint // Validate returns this type bare
-	if !ok {
+	var failure *jsonschema.ValidationError
+	if !errors.As(err, &failure) {
 		return fmt.Errorf("checking against the setup schema: %w", err)
 	}
 	c.report(failure, root, value, found)

@@ -38,7 +38,9 @@ func stateServer(t *testing.T) string {
 				w.WriteHeader(http.StatusNotFound)
 				return
 			}
-			w.Write(state) //nolint:errcheck // tofu would notice
+			if _, err := w.Write(state); err != nil {
+				t.Errorf("answering a GET: %v", err)
+			}
 		case http.MethodPost:
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
