@@ -1,0 +1,364 @@
+package bootstrap
+
+import (
+	"archive/zip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/internal/tofu"
+)
+
+// apply plans to a file, builds what the plan deploys, applies that file and
+// collects the verdicts. Without changes it stops after the plan: nothing is
+// built, shown or applied, and no host is contacted.
+func (s *session) apply(ctx context.Context) (int, error) {
+	saved, err := s.savedPlan()
+	if err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	plan := saved
+	if plan == "" {
+		plan = filepath.Join(s.runDir, planFile)
+		changed, err := s.planToFile(ctx, plan)
+		if err != nil {
+			return tfhosts.ExitCodeOf(err), err
+		}
+		if !changed {
+			return s.finish(ctx, nil, nil)
+		}
+	}
+	changes, stale, err := s.applyPlan(ctx, plan)
+	if stale {
+		s.notice("the state moved on since the plan; planning again")
+		plan = filepath.Join(s.runDir, planFile+"-again")
+		changed, perr := s.planToFile(ctx, plan)
+		if perr != nil {
+			return tfhosts.ExitCodeOf(perr), perr
+		}
+		if !changed {
+			return s.finish(ctx, nil, nil)
+		}
+		changes, _, err = s.applyPlan(ctx, plan)
+	}
+	return s.finish(ctx, changes, err)
+}
+
+// savedPlan is the plan file that the user named, absolute, or empty.
+func (s *session) savedPlan() (string, error) {
+	ops := s.args.operands
+	switch {
+	case len(ops) == 0:
+		return "", nil
+	case len(ops) == 1 && s.Verb.Name == "apply":
+		return absolute(s.CallerDir, ops[0]), nil
+	}
+	return "", tfhosts.WithExit(tfhosts.ExitUsage, "name nodes with -- -target=NAME",
+		fmt.Errorf("%s takes no operand %q", s.Verb.Name, ops[len(ops)-1]))
+}
+
+// planToFile says whether the plan changes anything.
+func (s *session) planToFile(ctx context.Context, out string) (changed bool, err error) {
+	s.step("plan", "planning")
+	args := append(s.planArgs(out, s.Verb.Name == "destroy"), "-detailed-exitcode")
+	code, err := s.runTofu(ctx, "plan", args, s.Story, nil)
+	if err != nil {
+		return false, err
+	}
+	switch code {
+	case 0:
+		return false, nil
+	case 2:
+		return true, nil
+	}
+	return false, s.tofuError("plan", code)
+}
+
+// applyPlan builds and applies a plan file. stale: tofu refused it because the
+// state is no longer the one that was planned from; nothing was done then.
+func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.NodeChange, stale bool, err error) {
+	if changes, err = s.engine.NodeChanges(ctx, s.runDir, plan, s.env); err != nil {
+		return nil, false, err
+	}
+	s.announce(changes)
+	if s.Ask != nil && !s.args.autoApprove {
+		ok, err := s.Ask(fmt.Sprintf("%s as planned above?", s.Verb.Name))
+		if err != nil {
+			return nil, false, err
+		}
+		if !ok {
+			return nil, false, ErrDeclined
+		}
+	}
+	if err := s.build(ctx, changes); err != nil {
+		return nil, false, err
+	}
+	s.rememberChanges(changes)
+	if err := s.fault("apply"); err != nil {
+		return changes, false, err
+	}
+	s.step("apply", "applying")
+	args := []string{"apply", "-input=false", s.args.lockTimeout, s.args.parallelism}
+	if s.args.json {
+		args = append(args, "-json")
+	}
+	code, err := s.runTofu(ctx, "apply", append(args, plan), s.Story, nil)
+	if s.hand != nil {
+		// tofu is gone; deploys that it left running are finished here.
+		err = errors.Join(err, s.hand.Close())
+		s.hand = nil
+	}
+	path, serr := s.saveErrored()
+	if serr != nil {
+		return changes, false, errors.Join(err, tfhosts.WithExit(tfhosts.ExitSalvage, "", serr))
+	}
+	if path != "" {
+		return changes, false, errors.Join(err, salvageError(path))
+	}
+	if err != nil || code == 0 {
+		return changes, false, err
+	}
+	if len(s.results.all()) == 0 && !s.interrupted() && s.isStale(plan) {
+		return changes, true, s.openSocket()
+	}
+	return changes, false, s.tofuError("apply", code)
+}
+
+// isStale compares the state that a plan file holds with the one that the
+// relay saw last. An unreadable plan is not stale: tofu's own error stands.
+func (s *session) isStale(plan string) bool {
+	r, err := zip.OpenReader(plan)
+	if err != nil {
+		return false
+	}
+	defer r.Close()
+	f, err := r.Open("tfstate")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	planned, err := io.ReadAll(f)
+	if err != nil {
+		return false
+	}
+	now, ok := s.relay.LastState()
+	if !ok {
+		return false
+	}
+	was, is := gjson.GetManyBytes(planned, "lineage", "serial"), gjson.GetManyBytes(now, "lineage", "serial")
+	return was[0].Str != is[0].Str || was[1].Int() != is[1].Int()
+}
+
+// announce names what the plan does to each node: the system that the last
+// verdict saw on the host, and the one that is to come.
+func (s *session) announce(changes []tofu.NodeChange) {
+	record, err := ReadRecord(s.workDir)
+	if err != nil {
+		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Message: err.Error()})
+		record = &Record{}
+	}
+	for _, c := range changes {
+		if c.Leaves {
+			s.event(tfhosts.Event{Kind: tfhosts.EventNotice, Node: c.Name, Op: "plan", Message: "leaves the graph; its host keeps its configuration"})
+			continue
+		}
+		old := record.Nodes[c.Name].NewPath
+		if old == "" {
+			old = "unknown"
+		}
+		message := fmt.Sprintf("%s -> %s", shortPath(old), shortPath(c.After.ConfigIdentity))
+		if c.Reason != "" {
+			message += " (" + c.Reason + ")"
+		}
+		s.event(tfhosts.Event{Kind: tfhosts.EventNotice, Node: c.Name, Op: "plan", Message: message})
+	}
+}
+
+// build builds all systems of a plan in one go, before the apply. A system that
+// does not build fails its own node and no other.
+func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
+	s.built = map[string]Built{}
+	var identities []string
+	seen := map[string]bool{}
+	for _, c := range changes {
+		id := c.After.ConfigIdentity
+		if !c.Deploys || seen[id] || s.Setup.Nodes[c.Name].Runner.BuildOn == "target" {
+			continue
+		}
+		seen[id] = true
+		identities = append(identities, id)
+	}
+	if len(identities) == 0 {
+		return nil
+	}
+	s.step("build", fmt.Sprintf("building %d systems", len(identities)))
+	buildCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := make(chan struct{})
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-s.Interrupt:
+			cancel()
+		case <-stop:
+		}
+	}()
+	built, err := s.Worker.Build(buildCtx, identities)
+	close(stop)
+	<-stopped
+	if s.interrupted() {
+		return tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; nothing was changed", errors.New("interrupted during the build"))
+	}
+	if err != nil {
+		return fmt.Errorf("building the systems: %w", err)
+	}
+	s.built = built
+	return nil
+}
+
+// rememberChanges lets deployNode name a node of a saved plan whose entry in
+// the setup has changed since.
+func (s *session) rememberChanges(changes []tofu.NodeChange) {
+	for _, c := range changes {
+		if !c.Deploys {
+			continue
+		}
+		n := s.nodes[c.Name]
+		n.NixosConf, n.Host, n.ConfigIdentity = c.After.NixosConf, c.After.Host, c.After.ConfigIdentity
+		n.HostKey, n.SSHOpts = c.After.HostKey, c.After.SSHOpts
+		s.nodes[c.Name] = n
+	}
+}
+
+// deployNode is what a handed-over node comes to. The six variables name it:
+// no two nodes share a host and port.
+func (s *session) deployNode(ctx context.Context, node tfhosts.Node, drop <-chan struct{}) tfhosts.Verdict {
+	name, identity := node.Host, ""
+	for candidate, n := range s.nodes {
+		if n.Host == node.Host && n.SSHOpts == node.SSHOpts && n.NixosConf == node.NixosConf && n.HostKey == node.HostKey {
+			name, identity = candidate, n.ConfigIdentity
+			break
+		}
+	}
+	node.ConfigIdentity = identity
+	verdict := s.Worker.Deploy(ctx, DeployRequest{
+		Name: name, Node: node, Settings: s.Setup.Nodes[name].Runner, Built: s.built[identity], Drop: drop,
+	})
+	s.results.add(verdict)
+	s.event(tfhosts.Event{Kind: tfhosts.EventVerdict, Node: name, Op: "verdict", Message: verdict.String(), Verdict: &verdict})
+	return verdict
+}
+
+// finish prints the outputs, records the verdicts and decides the exit code.
+func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure error) (int, error) {
+	planned := 0
+	for _, c := range changes {
+		if !c.Deploys {
+			continue
+		}
+		planned++
+		if _, ok := s.results.all()[c.Name]; !ok && s.interrupted() {
+			now := time.Now()
+			s.results.add(tfhosts.Verdict{
+				Node: c.Name, Status: tfhosts.Dropped, Sentence: "interrupted before its deploy began",
+				Hint: "run the same command again", Started: now, Ended: now,
+			})
+		}
+	}
+	all := s.results.all()
+	failed := 0
+	for _, v := range all {
+		if v.Failed() {
+			failed++
+		}
+	}
+	var codes []int
+	var errs []error
+	if failed > 0 {
+		codes = append(codes, tfhosts.ExitNodesFailed)
+	}
+	if failure != nil {
+		code := tfhosts.ExitCodeOf(failure)
+		// tofu fails with 1 when a provisioner did: the nodes say it better.
+		if failed == 0 || code != tfhosts.ExitFailed {
+			codes = append(codes, code)
+			errs = append(errs, failure)
+		}
+	}
+	if failed > 0 {
+		errs = append(errs, nodesFailedError(failed, planned))
+	}
+	if s.args.detailedExitcode && len(changes) > 0 {
+		codes = append(codes, tfhosts.ExitChanges)
+	}
+	code := tfhosts.WorstExit(codes...)
+	if failure == nil || failed > 0 {
+		if err := s.printOutputs(ctx); err != nil {
+			errs = append(errs, err)
+			code = tfhosts.WorstExit(code, tfhosts.ExitFailed)
+		}
+	}
+	if err := s.record(code, changes); err != nil {
+		errs = append(errs, err)
+		code = tfhosts.WorstExit(code, tfhosts.ExitFailed)
+	}
+	if len(all) > 0 {
+		s.event(tfhosts.Event{Kind: tfhosts.EventPhase, Op: "verdict"})
+		if err := WriteTable(s.Story, all); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return code, errors.Join(errs...)
+}
+
+// printOutputs prints the one JSON document of an apply, from the state that
+// passed through the relay; from tofu when that one is encrypted.
+func (s *session) printOutputs(ctx context.Context) error {
+	if s.Verb.Name == "destroy" {
+		return nil
+	}
+	state, _ := s.relay.LastState()
+	doc, ok, err := outputs(state)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		code, err := s.runTofu(ctx, "output", []string{"output", "-json"}, s.Answer, nil)
+		if err != nil {
+			return err
+		}
+		if code != 0 {
+			return s.tofuError("output", code)
+		}
+		return nil
+	}
+	if _, err := s.Answer.Write(doc); err != nil {
+		return fmt.Errorf("printing the outputs: %w", err)
+	}
+	return nil
+}
+
+// record merges this run's verdicts into verdict.json.
+func (s *session) record(code int, changes []tofu.NodeChange) error {
+	r, err := ReadRecord(s.workDir)
+	if err != nil {
+		return err
+	}
+	r.Version, r.Run, r.Verb, r.ExitCode, r.Started, r.Ended = 1, s.id, s.Verb.Name, code, s.started, time.Now()
+	for _, c := range changes {
+		if c.Leaves {
+			delete(r.Nodes, c.Name)
+		}
+	}
+	for name, v := range s.results.all() {
+		r.Nodes[name] = NodeRecord{Run: s.id, Verdict: v}
+	}
+	return r.write(s.workDir, s.Fault)
+}

@@ -1,0 +1,118 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/internal/tofu"
+)
+
+// Config is everything that one verb needs. Setup, Verb, StateDir, Executable,
+// Environ and Worker are required; the zero value of the rest works.
+type Config struct {
+	Setup *tfhosts.Setup
+	Verb  tfhosts.Verb
+	// Args follow the verb: OpenTofu's own flags and operands.
+	Args []string
+	// StateDir is BOOTSTRAP_STATE_DIR; the working dir is a folder below it.
+	StateDir string
+	// CallerDir is what relative paths in Args are relative to.
+	CallerDir string
+	// Executable is the argv of "tf-hosts run", for the provisioner.
+	Executable []string
+	Engine     tofu.FindConfig
+	// Environ is the caller's environment.
+	Environ []string
+	// Answer receives the answer of the verb, Story what OpenTofu tells.
+	Answer, Story io.Writer
+	Stdin         io.Reader
+	// Color keeps OpenTofu's colours.
+	Color bool
+	// Ask confirms a plan; nil never asks.
+	Ask    func(question string) (bool, error)
+	Events func(tfhosts.Event)
+	// Interrupt is closed at the first INT, TERM or HUP.
+	Interrupt <-chan struct{}
+	Worker    Worker
+	// Fault, when set, may fail an operation by its name; for tests.
+	Fault func(op string) error
+}
+
+// Worker is what the wrapper can not do itself.
+type Worker struct {
+	// Identity gives the config identity of a node: what changes exactly when
+	// its system does, and what Build builds.
+	Identity func(ctx context.Context, node, nixosConf, given string) (string, error)
+	// Build builds all identities in one go. The error is that of the whole
+	// build; what one identity lacks is in its Built.
+	Build func(ctx context.Context, identities []string) (map[string]Built, error)
+	// Deploy brings one node to a built system.
+	Deploy func(ctx context.Context, req DeployRequest) tfhosts.Verdict
+}
+
+// Built is the outcome of building one identity.
+type Built struct {
+	// Out is the store path of the system.
+	Out string
+	Err error
+}
+
+// DeployRequest is one node to deploy.
+type DeployRequest struct {
+	Name     string
+	Node     tfhosts.Node
+	Settings tfhosts.NodeSettings
+	// Built is zero when the node builds its own system.
+	Built Built
+	// Drop is closed when a deploy that has not begun to activate should end
+	// as dropped.
+	Drop <-chan struct{}
+}
+
+// ErrDeclined: the operator did not confirm.
+var ErrDeclined = errors.New("not confirmed; nothing was changed")
+
+func (c *Config) event(e tfhosts.Event) {
+	if c.Events != nil {
+		c.Events(e)
+	}
+}
+
+func (c *Config) step(op, message string) {
+	c.event(tfhosts.Event{Kind: tfhosts.EventStep, Op: op, Message: message})
+}
+
+func (c *Config) notice(message string) {
+	c.event(tfhosts.Event{Kind: tfhosts.EventNotice, Message: message})
+}
+
+func (c *Config) fault(op string) error {
+	if c.Fault == nil {
+		return nil
+	}
+	return c.Fault(op)
+}
+
+func (c *Config) interrupted() bool {
+	select {
+	case <-c.Interrupt:
+		return true
+	default:
+		return false
+	}
+}
+
+// serial lets the two streams of tofu and the verdict table share one writer.
+type serial struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (s *serial) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(b)
+}

@@ -1,0 +1,161 @@
+package bootstrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/tidwall/gjson"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/backend/api"
+	"fediversity.eu/tf-hosts/backend/durable"
+)
+
+func isNotEmpty(err error) bool { return errors.Is(err, syscall.ENOTEMPTY) }
+
+// tofuError explains why an OpenTofu command failed, from what the relay saw
+// and never from tofu's text.
+func (s *session) tofuError(name string, code int) error {
+	if s.interrupted() {
+		return tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; it goes on from here",
+			fmt.Errorf("interrupted during tofu %s", name))
+	}
+	if err := s.backendError(); err != nil {
+		return err
+	}
+	return tfhosts.WithExit(tfhosts.ExitFailed, "", fmt.Errorf("tofu %s ended with code %d", name, code))
+}
+
+// backendError is what kept the backend from serving this run, or nil.
+func (s *session) backendError() error {
+	if s.relay == nil {
+		return nil
+	}
+	if h, ok := s.relay.LockHolder(); ok {
+		hint := "wait for it to end, then run the same command again"
+		if h.ID != "" {
+			hint += "; if it died, release it: tf-hosts force-unlock " + h.ID
+		}
+		return tfhosts.WithExit(tfhosts.ExitLocked, hint,
+			fmt.Errorf("%w by %q since %s (ID %s)", api.ErrLocked, h.Who, h.Created.Local().Format("2006-01-02 15:04:05"), h.ID))
+	}
+	err := s.relay.LastError()
+	if err == nil {
+		return nil
+	}
+	return tfhosts.WithExit(api.ExitCode(err), s.backendHint(err), err)
+}
+
+func (s *session) backendHint(err error) string {
+	switch {
+	case errors.Is(err, api.ErrUnreachable), errors.Is(err, api.ErrUnavailable):
+		return fmt.Sprintf("see that a state server answers at %s, or set TF_HTTP_ADDRESS", s.Setup.Backend.Address)
+	case errors.Is(err, api.ErrUnauthorized), errors.Is(err, api.ErrForbidden):
+		return "set http_backend.username and http_backend.password_file, or TF_HTTP_USERNAME and TF_HTTP_PASSWORD"
+	case errors.Is(err, api.ErrRedirect):
+		return "put the address that the server redirects to into the setup: a redirect would lose states"
+	case errors.Is(err, api.ErrNoState):
+		return "the address is not a state server's; correct http_backend.address or TF_HTTP_ADDRESS"
+	case errors.Is(err, api.ErrTLS):
+		return "name the server's CA in http_backend.ca_file"
+	case errors.Is(err, api.ErrGone):
+		return "the state server lost this state; restore it from the server's versions or from the working dir's journal"
+	}
+	return ""
+}
+
+// outputs is the one JSON document that an apply prints: the outputs in the
+// form of "tofu output -json". ok is false when the state does not show them,
+// as an encrypted one.
+func outputs(state []byte) (doc []byte, ok bool, err error) {
+	values := make(map[string]map[string]json.RawMessage)
+	if len(state) > 0 {
+		if !gjson.ValidBytes(state) {
+			return nil, false, errors.New("reading the outputs: the state is no JSON")
+		}
+		root := gjson.ParseBytes(state)
+		if root.Get("encrypted_data").Exists() {
+			return nil, false, nil
+		}
+		root.Get("outputs").ForEach(func(name, out gjson.Result) bool {
+			sensitive := "false"
+			if out.Get("sensitive").Bool() {
+				sensitive = "true"
+			}
+			values[name.String()] = map[string]json.RawMessage{
+				"sensitive": json.RawMessage(sensitive),
+				"type":      json.RawMessage(out.Get("type").Raw),
+				"value":     json.RawMessage(out.Get("value").Raw),
+			}
+			return true
+		})
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(values); err != nil {
+		return nil, false, fmt.Errorf("writing the outputs: %w", err)
+	}
+	return b.Bytes(), true, nil
+}
+
+// saveErrored moves the state that tofu could not store out of the run's
+// folder, where nothing sweeps it. It gives its new path, empty without one.
+func (s *session) saveErrored() (string, error) {
+	from := filepath.Join(s.runDir, erroredState)
+	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	dir := filepath.Join(s.workDir, "salvage")
+	if err := MakePrivate(dir); err != nil {
+		return "", err
+	}
+	if err := s.fault("salvage.save"); err != nil {
+		return "", err
+	}
+	to := filepath.Join(dir, s.id+".tfstate")
+	if err := os.Rename(from, to); err != nil {
+		return "", fmt.Errorf("keeping the state that could not be stored: %w", err)
+	}
+	return to, errors.Join(durable.SyncDir(dir), durable.SyncDir(s.runDir))
+}
+
+// checkSalvage refuses to write while a state waits to be stored: a plan from
+// the older one on the backend would deploy again what was deployed.
+func (s *session) checkSalvage() error {
+	if !s.Verb.Writes || s.Verb.Name == "state-push" || s.Verb.Name == "force-unlock" {
+		return nil
+	}
+	pending, err := filepath.Glob(filepath.Join(s.workDir, "salvage", "*.tfstate"))
+	if err != nil {
+		return fmt.Errorf("looking for states to salvage: %w", err)
+	}
+	if len(pending) == 0 {
+		return nil
+	}
+	return salvageError(pending[len(pending)-1])
+}
+
+func salvageError(path string) error {
+	return tfhosts.WithExit(tfhosts.ExitSalvage, "store it: tf-hosts state-push -- "+path,
+		fmt.Errorf("a state that could not be stored waits in %q", path))
+}
+
+// settleSalvage marks a salvaged state as stored once it was pushed.
+func (s *session) settleSalvage(pushed string) error {
+	dir := filepath.Join(s.workDir, "salvage")
+	if filepath.Dir(pushed) != dir {
+		return nil
+	}
+	if err := os.Rename(pushed, pushed+".stored"); err != nil {
+		return fmt.Errorf("marking %q as stored: %w", pushed, err)
+	}
+	return durable.SyncDir(dir)
+}

@@ -1,0 +1,338 @@
+package bootstrap
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/backend/client"
+	"fediversity.eu/tf-hosts/backend/durable"
+	"fediversity.eu/tf-hosts/backend/relay"
+	"fediversity.eu/tf-hosts/internal/tofu"
+	"fediversity.eu/tf-hosts/setup"
+	"fediversity.eu/tf-hosts/tfgen"
+)
+
+// Names inside the folder of a run.
+const (
+	graphFile    = "main.tf.json"
+	planFile     = "plan"
+	dataFolder   = "data"
+	erroredState = "errored.tfstate"
+	lockFile     = ".terraform.lock.hcl"
+)
+
+// relayClose bounds the wait for what tofu, which is gone, had still asked of
+// the relay.
+const relayClose = 30 * time.Second
+
+// session is one run: the working dir, its lock, the relay and the folder in
+// which tofu runs.
+type session struct {
+	*Config
+	args    *arguments
+	id      string
+	started time.Time
+	workDir string
+	runDir  string
+	lock    *flock.Flock
+	engine  *tofu.Engine
+	relay   *relay.Relay
+	// interruptible is relay, for the goroutine that watches for interrupts.
+	interruptible atomic.Pointer[relay.Relay]
+	env           []string
+	nodes         map[string]tfhosts.Node
+	hand          *handover
+	drop          chan struct{}
+	results       *verdicts
+	built         map[string]Built // by identity, set before the apply
+}
+
+// open prepares a run up to the point where tofu can plan: arguments, working
+// dir, lock, engine, graph, relay, init. close must be called for a session
+// even when open fails.
+func (s *session) open(ctx context.Context) error {
+	if err := checkEnviron(s.Environ); err != nil {
+		return err
+	}
+	var err error
+	s.args, err = parseArguments(s.Verb, s.Args, s.CallerDir, s.Setup.Runner.Parallelism)
+	if err != nil {
+		return err
+	}
+	s.args.addresses(s.Verb, s.Setup.Nodes)
+	for _, dir := range []string{s.workDir, filepath.Join(s.workDir, "init"), s.runDir} {
+		if err := MakePrivate(dir); err != nil {
+			return err
+		}
+	}
+	if s.Verb.Writes {
+		h := holder{Run: s.id, Who: client.Who(), Verb: s.Verb.Name, PID: os.Getpid(), Started: s.started}
+		if s.lock, err = takeLock(ctx, s.workDir, h, s.args.wait, s.notice); err != nil {
+			return err
+		}
+		if err := sweepRuns(s.workDir, s.started); err != nil {
+			return err
+		}
+	}
+	if s.engine, err = tofu.Find(ctx, s.Engine); err != nil {
+		return tfhosts.WithExit(tfhosts.ExitFailed, `install OpenTofu 1.12 or newer, or name it: TF_HOSTS_TOFU=/path/to/tofu`, err)
+	}
+	if err := s.checkSalvage(); err != nil {
+		return err
+	}
+	if err := s.identify(ctx); err != nil {
+		return err
+	}
+	graph, err := s.writeGraph()
+	if err != nil {
+		return err
+	}
+	endpoint, err := s.startRelay(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.openSocket(); err != nil {
+		return err
+	}
+	if err := s.setEnviron(endpoint); err != nil {
+		return err
+	}
+	return s.initialize(ctx, graph)
+}
+
+func (s *session) openSocket() error {
+	if !s.Verb.Writes || !s.Verb.NeedsNodes {
+		return nil
+	}
+	var err error
+	s.hand, err = listenHandover(s.drop, s.deployNode)
+	return err
+}
+
+func (s *session) setEnviron(endpoint relay.Endpoint) error {
+	cliConfig := filepath.Join(s.runDir, "cli.tofurc")
+	if err := os.WriteFile(cliConfig, nil, 0o600); err != nil {
+		return fmt.Errorf("writing the CLI configuration of tofu: %w", err)
+	}
+	variable, _, err := setup.NodesVariable(s.runDir, s.nodes)
+	if err != nil {
+		return err
+	}
+	socket := ""
+	if s.hand != nil {
+		socket = s.hand.path
+	}
+	s.env = tofuEnviron(s.Environ, endpoint, filepath.Join(s.runDir, dataFolder), cliConfig, socket, variable)
+	return nil
+}
+
+// identify fills in the config identity of every node, where the verb's plan
+// depends on it. All nodes that can not be evaluated are named at once.
+func (s *session) identify(ctx context.Context) error {
+	s.nodes = s.Setup.GraphNodes()
+	if !s.Verb.NeedsNodes {
+		return nil
+	}
+	s.step("identify", fmt.Sprintf("reading the identity of %d nodes", len(s.nodes)))
+	var errs []error
+	for _, name := range tfhosts.SortedNames(s.nodes) {
+		if s.interrupted() {
+			return tfhosts.WithExit(tfhosts.ExitInterrupted, "", errors.New("interrupted before the plan"))
+		}
+		n := s.nodes[name]
+		identity, err := s.Worker.Identity(ctx, name, n.NixosConf, n.ConfigIdentity)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("evaluating %q: %w", name, err))
+			continue
+		}
+		n.ConfigIdentity = identity
+		s.nodes[name] = n
+	}
+	if len(errs) > 0 {
+		return tfhosts.WithExit(tfhosts.ExitFailed, "nothing was planned or changed; correct nixos_conf and run the same command again", errors.Join(errs...))
+	}
+	return nil
+}
+
+func (s *session) writeGraph() ([]byte, error) {
+	runner := append(append([]string{}, s.Setup.DeployRunner...), s.Executable...)
+	graph, err := tfgen.Graph(tfgen.Options{DeployRunner: runner, Bash: s.Setup.Bash})
+	if err != nil {
+		return nil, fmt.Errorf("writing the graph: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(s.runDir, graphFile), graph, 0o600); err != nil {
+		return nil, fmt.Errorf("writing the graph: %w", err)
+	}
+	return graph, nil
+}
+
+// startRelay puts the relay between tofu and the backend. The retry settings of
+// the setup are the relay's: the client below it makes one try, so that the
+// relay knows of every lost answer.
+func (s *session) startRelay(ctx context.Context) (relay.Endpoint, error) {
+	const hint = "correct http_backend in the setup file"
+	cfg, err := client.FromBackend(s.Setup.Backend)
+	if err != nil {
+		return relay.Endpoint{}, tfhosts.WithExit(tfhosts.ExitUsage, hint, err)
+	}
+	firstTries := cfg.RetryMax + 1
+	cfg.RetryMax = 0
+	upstream, err := client.New(cfg)
+	if err != nil {
+		return relay.Endpoint{}, tfhosts.WithExit(tfhosts.ExitUsage, hint, err)
+	}
+	info, err := thisRun(s.id)
+	if err != nil {
+		return relay.Endpoint{}, err
+	}
+	s.relay, err = relay.New(relay.Config{
+		Upstream: upstream, JournalDir: filepath.Join(s.workDir, "journal"), RunInfo: info,
+		Events: s.Events, Fault: s.Fault, FirstTries: firstTries,
+		RetryWaitMin: cfg.RetryWaitMin, RetryWaitMax: cfg.RetryWaitMax,
+		AllowRewind: s.Verb.Name == "state-push" && slices.Contains(s.args.flags, "-force"),
+	})
+	if err != nil {
+		return relay.Endpoint{}, err
+	}
+	endpoint, err := s.relay.Start(ctx)
+	if err != nil {
+		return relay.Endpoint{}, err
+	}
+	s.interruptible.Store(s.relay)
+	if s.interrupted() {
+		s.relay.Interrupted()
+	}
+	return endpoint, nil
+}
+
+// initialize gives the run its TF_DATA_DIR: a copy of what init made for the
+// same graph shape and engine, or a new init. The engine's version is checked
+// only for a new one. A changed address needs none (facts: reproduced).
+func (s *session) initialize(ctx context.Context, graph []byte) error {
+	sum := sha256.Sum256([]byte(s.engine.Fingerprint + "\x00" + string(graph)))
+	cached := filepath.Join(s.workDir, "init", hex.EncodeToString(sum[:16]))
+	data := filepath.Join(s.runDir, dataFolder)
+	if _, err := os.Stat(cached); err == nil {
+		return s.copyInit(cached, data)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("looking for an earlier init: %w", err)
+	}
+	s.step("init", "initializing OpenTofu")
+	version, err := s.engine.CheckVersion(ctx, s.runDir, s.env)
+	if err != nil {
+		return tfhosts.WithExit(tfhosts.ExitFailed, "install OpenTofu 1.12 or newer, or name it: TF_HOSTS_TOFU=/path/to/tofu", err)
+	}
+	code, err := s.runTofu(ctx, "init", []string{"init", "-input=false"}, io.Discard, nil)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		s.showFailure("init")
+		return s.tofuError("init", code)
+	}
+	s.step("init.keep", "keeping what init made with OpenTofu "+version)
+	return s.keepInit(data, cached)
+}
+
+func (s *session) copyInit(cached, data string) error {
+	if err := os.CopyFS(data, os.DirFS(filepath.Join(cached, dataFolder))); err != nil {
+		return fmt.Errorf("copying an earlier init: %w", err)
+	}
+	lock, err := os.ReadFile(filepath.Join(cached, lockFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(s.runDir, lockFile), lock, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("copying an earlier init: %w", err)
+	}
+	return nil
+}
+
+// keepInit publishes a finished init under its hash. Another run may have been
+// first: then its copy is as good.
+func (s *session) keepInit(data, cached string) error {
+	if err := s.fault("init.keep"); err != nil {
+		return err
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(cached), ".tmp-")
+	if err != nil {
+		return fmt.Errorf("keeping what init made: %w", err)
+	}
+	defer os.RemoveAll(temp)
+	if err := os.CopyFS(filepath.Join(temp, dataFolder), os.DirFS(data)); err != nil {
+		return fmt.Errorf("keeping what init made: %w", err)
+	}
+	if lock, err := os.ReadFile(filepath.Join(s.runDir, lockFile)); err == nil {
+		if err := os.WriteFile(filepath.Join(temp, lockFile), lock, 0o600); err != nil {
+			return fmt.Errorf("keeping what init made: %w", err)
+		}
+	}
+	if err := os.Rename(temp, cached); err != nil && !errors.Is(err, fs.ErrExist) && !isNotEmpty(err) {
+		return fmt.Errorf("keeping what init made: %w", err)
+	}
+	return durable.SyncDir(filepath.Dir(cached))
+}
+
+// runTofu runs one command of the engine in the run's folder.
+func (s *session) runTofu(ctx context.Context, name string, args []string, stdout io.Writer, stdin io.Reader) (int, error) {
+	if !s.Color {
+		args = insertFlag(args, "-no-color")
+	}
+	return s.engine.Run(ctx, tofu.Command{
+		Args: args, Dir: s.runDir, Env: s.env,
+		StdoutFile: filepath.Join(s.runDir, name+".stdout"), StderrFile: filepath.Join(s.runDir, name+".stderr"),
+		Stdout: stdout, Stderr: s.Story, Stdin: stdin,
+	}, s.Interrupt)
+}
+
+// insertFlag puts a flag behind the command's own words and before operands.
+func insertFlag(args []string, flag string) []string {
+	n := 1
+	if args[0] == "state" {
+		n = 2
+	}
+	return append(append(append([]string{}, args[:n]...), flag), args[n:]...)
+}
+
+// showFailure tells what a quiet command printed.
+func (s *session) showFailure(name string) {
+	for _, suffix := range []string{".stdout"} {
+		b, err := os.ReadFile(filepath.Join(s.runDir, name+suffix))
+		if err == nil {
+			s.Story.Write(b) //nolint:errcheck // the error of the command follows
+		}
+	}
+}
+
+// close ends the run's parts in the order in which they depend on each other.
+func (s *session) close() error {
+	var errs []error
+	if s.hand != nil {
+		errs = append(errs, s.hand.Close())
+	}
+	if s.relay != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), relayClose)
+		defer cancel()
+		errs = append(errs, s.relay.Close(ctx))
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Unlock())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,145 @@
+package bootstrap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/backend/durable"
+)
+
+// Record is verdict.json: the last verdict of every node of a working dir.
+type Record struct {
+	Version int `json:"version"`
+	// Run, Verb and ExitCode are those of the last run that could deploy.
+	Run      string    `json:"run"`
+	Verb     string    `json:"verb"`
+	ExitCode int       `json:"exit_code"`
+	Started  time.Time `json:"started"`
+	Ended    time.Time `json:"ended"`
+	// Nodes are keyed by name. A node that the last run did not deploy keeps
+	// its verdict, with the Run it came from.
+	Nodes map[string]NodeRecord `json:"nodes"`
+}
+
+// NodeRecord is a verdict and the run that gave it.
+type NodeRecord struct {
+	Run string `json:"run"`
+	tfhosts.Verdict
+}
+
+func verdictPath(workDir string) string { return filepath.Join(workDir, "verdict.json") }
+
+// ReadRecord reads verdict.json of a working dir. Without one it is empty.
+func ReadRecord(workDir string) (*Record, error) {
+	path := verdictPath(workDir)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Record{Version: 1, Nodes: map[string]NodeRecord{}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the verdicts: %w", err)
+	}
+	var r Record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("reading the verdicts in %q: %w", path, err)
+	}
+	if r.Nodes == nil {
+		r.Nodes = map[string]NodeRecord{}
+	}
+	return &r, nil
+}
+
+// write replaces verdict.json. An error leaves the old one.
+func (r *Record) write(workDir string, fault durable.Fault) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the verdicts: %w", err)
+	}
+	return durable.Replace(verdictPath(workDir), append(b, '\n'), 0o600, "verdict", fault)
+}
+
+// verdicts collects the verdicts of one run.
+type verdicts struct {
+	mu     sync.Mutex
+	byNode map[string]tfhosts.Verdict
+}
+
+func (v *verdicts) add(verdict tfhosts.Verdict) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.byNode[verdict.Node] = verdict
+}
+
+func (v *verdicts) all() map[string]tfhosts.Verdict {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all := make(map[string]tfhosts.Verdict, len(v.byNode))
+	for k, d := range v.byNode {
+		all[k] = d
+	}
+	return all
+}
+
+// WriteTable prints verdicts as a table, sorted by node, with the sentence and
+// the hint of each failed one below.
+func WriteTable(w io.Writer, all map[string]tfhosts.Verdict) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NODE\tVERDICT\tSECONDS\tCOPIED\tSYSTEM") //nolint:errcheck // tabwriter keeps the error for Flush
+	for _, name := range tfhosts.SortedNames(all) {
+		v := all[name]
+		fmt.Fprintf(t, "%s\t%s\t%.1f\t%s\t%s\n", //nolint:errcheck // as above
+			name, v.Status, v.Ended.Sub(v.Started).Seconds(), byteSize(v.BytesCopied), shortPath(v.NewPath))
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("printing the verdicts: %w", err)
+	}
+	for _, name := range tfhosts.SortedNames(all) {
+		v := all[name]
+		if !v.Failed() && v.Status != tfhosts.RebootPending {
+			continue
+		}
+		lines := []string{v.String()}
+		if len(v.FailedUnits) > 0 {
+			lines = append(lines, "  failed units: "+strings.Join(v.FailedUnits, ", "))
+		}
+		for _, l := range v.Log {
+			lines = append(lines, "  | "+l)
+		}
+		if v.Hint != "" {
+			lines = append(lines, "  hint: "+v.Hint)
+		}
+		if _, err := fmt.Fprintln(w, strings.Join(lines, "\n")); err != nil {
+			return fmt.Errorf("printing the verdicts: %w", err)
+		}
+	}
+	return nil
+}
+
+func byteSize(n int64) string {
+	if n <= 0 {
+		return "-"
+	}
+	return humanize.IBytes(uint64(n))
+}
+
+// shortPath cuts the store folder and most of the hash off a store path.
+func shortPath(path string) string {
+	base := filepath.Base(path)
+	hash, name, ok := strings.Cut(base, "-")
+	if path == "" || !ok || len(hash) < 8 {
+		return path
+	}
+	return hash[:8] + "…-" + name
+}
