@@ -1,0 +1,170 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/setup"
+)
+
+func newRootCommand(p *program) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "tf-hosts",
+		Short: "keep hosts as an OpenTofu graph says",
+		Long: `tf-hosts keeps hosts as an OpenTofu graph says: NixOS nodes get their system over
+SSH, and deploy again only when their trigger values change. The state lives on
+an HTTP backend.
+
+OpenTofu's own flags may stand as they are, or after "--".`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs,
+		RunE:          p.runBare,
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return tfhosts.WithExit(tfhosts.ExitUsage, c.CommandPath()+" --help", err)
+	})
+	for _, v := range setup.Variables() {
+		switch {
+		case v.Bool:
+			root.PersistentFlags().Bool(v.Flag, false, flagDoc(v))
+		case v.Secret:
+			root.PersistentFlags().String(v.Flag, "", "file that holds the "+flagDoc(v))
+		default:
+			root.PersistentFlags().String(v.Flag, "", flagDoc(v))
+		}
+	}
+	root.PersistentFlags().BoolVar(&p.jsonLog, "json", false, "tell the story as JSON, one event a line")
+	root.PersistentPreRun = func(*cobra.Command, []string) { p.teller.asJSON = p.jsonLog }
+	root.AddGroup(&cobra.Group{ID: "tofu", Title: "OpenTofu verbs:"}, &cobra.Group{ID: "own", Title: "Verbs of tf-hosts:"})
+	for _, v := range tfhosts.Verbs() {
+		root.AddCommand(newVerbCommand(p, v))
+	}
+	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p)} {
+		c.GroupID = "own"
+		root.AddCommand(c)
+	}
+	return root
+}
+
+func flagDoc(v setup.Variable) string {
+	doc := v.Doc + " (" + v.Name
+	if v.Default != "" && !v.Secret {
+		doc += "; default " + v.Default
+	}
+	return doc + ")"
+}
+
+// runBare is the program without a verb: TF_VERB names it, else there is help.
+func (p *program) runBare(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		hint := "tf-hosts --help"
+		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = "did you mean: tf-hosts " + strings.Join(near, ", tf-hosts ")
+		}
+		return tfhosts.WithExit(tfhosts.ExitUsage, hint, fmt.Errorf("there is no verb %q", args[0]))
+	}
+	name := p.environment().Value("TF_VERB")
+	if err := p.checkBootstrap(""); err != nil {
+		return err
+	}
+	if name == "" {
+		return c.Help()
+	}
+	verb, ok := tfhosts.LookupVerb(name)
+	if !ok {
+		return tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts --help", fmt.Errorf("TF_VERB: there is no verb %q", name))
+	}
+	return p.runVerb(c.Context(), &verbOptions{}, verb, nil)
+}
+
+// checkBootstrap is made before the setup is read: BOOTSTRAP=1 goes with apply
+// alone (FR-011), and TF_VERB may not contradict the verb.
+func (p *program) checkBootstrap(verb string) error {
+	bootstrap, err := p.environment().Bool("BOOTSTRAP")
+	if err != nil {
+		return tfhosts.WithExit(tfhosts.ExitUsage, "unset BOOTSTRAP, or set it to 1", err)
+	}
+	fromEnv := p.environment().Value("TF_VERB")
+	if bootstrap && (fromEnv != "" || verb != "" && verb != "apply") {
+		other := fromEnv
+		if other == "" {
+			other = verb
+		}
+		return tfhosts.WithExit(tfhosts.ExitChanges, "leave BOOTSTRAP out, or the verb",
+			fmt.Errorf("BOOTSTRAP=1 only goes with an apply, not with %q", other))
+	}
+	if verb != "" && fromEnv != "" && fromEnv != verb {
+		return tfhosts.WithExit(tfhosts.ExitChanges, "unset TF_VERB",
+			fmt.Errorf("TF_VERB=%s contradicts the verb %q", fromEnv, verb))
+	}
+	if bootstrap {
+		return tfhosts.WithExit(tfhosts.ExitUsage, "start a state server first: tf-hosts backend serve",
+			errors.New("this version does not bring up the graph's own backend"))
+	}
+	return nil
+}
+
+// tofuHabits rewrites what a hand used to OpenTofu types: "state list" is the
+// verb state-list, and flags with one dash belong to OpenTofu, so they move
+// behind "--".
+func tofuHabits(args []string) []string {
+	verbAt := -1
+	for i, a := range args {
+		if a == "--" {
+			return args
+		}
+		if a == "state" && i+1 < len(args) {
+			if _, ok := tfhosts.LookupVerb("state-" + args[i+1]); ok {
+				args = append(append(append([]string{}, args[:i]...), "state-"+args[i+1]), args[i+2:]...)
+				verbAt = i
+				break
+			}
+		}
+		if _, ok := tfhosts.LookupVerb(a); ok {
+			verbAt = i
+			break
+		}
+	}
+	if verbAt < 0 {
+		return args
+	}
+	head := append([]string{}, args[:verbAt+1]...)
+	var tail []string
+	rest := args[verbAt+1:]
+	for i := 0; i < len(rest); i++ {
+		a := rest[i]
+		switch {
+		case a == "--":
+			tail = append(tail, rest[i+1:]...)
+			i = len(rest)
+		case strings.HasPrefix(a, "--") || a == "-h":
+			head = append(head, a)
+			// A flag of ours with its value as a word of its own.
+			if name := strings.TrimPrefix(a, "--"); !strings.Contains(name, "=") && i+1 < len(rest) && takesValue(name) {
+				i++
+				head = append(head, rest[i])
+			}
+		default:
+			tail = append(tail, a)
+		}
+	}
+	if len(tail) == 0 {
+		return head
+	}
+	return append(append(head, "--"), tail...)
+}
+
+func takesValue(flag string) bool {
+	for _, v := range setup.Variables() {
+		if v.Flag == flag {
+			return !v.Bool
+		}
+	}
+	return false
+}

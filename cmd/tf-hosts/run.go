@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/bootstrap"
+	"fediversity.eu/tf-hosts/setup"
+)
+
+func newRunCommand(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "deploy the one node that the environment names (the provisioner's command)",
+		Long: `run deploys one node. It takes nixos_conf, username, host, key_file, host_key and
+ssh_opts from the environment. Under an apply it hands them to the running
+tf-hosts through TF_HOSTS_SOCK and ends with the node's exit code: 0, or 10 to 21.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return p.runNode(c.Context()) },
+	}
+}
+
+func (p *program) runNode(ctx context.Context) error {
+	node := tfhosts.Node{
+		NixosConf: p.getenv("nixos_conf"), Username: p.getenv("username"), Host: p.getenv("host"),
+		KeyFile: p.getenv("key_file"), HostKey: p.getenv("host_key"), SSHOpts: p.getenv("ssh_opts"),
+	}
+	if node.NixosConf == "" || node.Host == "" {
+		return tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts run --help",
+			fmt.Errorf("the environment names no node: nixos_conf and host are needed"))
+	}
+	var verdict tfhosts.Verdict
+	var err error
+	if socket := p.environment().Value("TF_HOSTS_SOCK"); socket != "" {
+		verdict, err = bootstrap.HandOver(ctx, socket, node)
+	} else {
+		verdict, err = p.runAlone(ctx, node)
+	}
+	if err != nil {
+		return err
+	}
+	p.code = verdict.ExitCode()
+	p.teller.say(verdict.String())
+	if verdict.Failed() && verdict.Hint != "" {
+		p.teller.say("hint: " + verdict.Hint)
+	}
+	return nil
+}
+
+// runAlone deploys without a wrapper: it does the work itself.
+func (p *program) runAlone(ctx context.Context, node tfhosts.Node) (tfhosts.Verdict, error) {
+	settings, err := setup.NodeSettings(p.environment().Value("TF_HOSTS_NODE_SETTINGS"), p.dir)
+	if err != nil {
+		return tfhosts.Verdict{}, tfhosts.WithExit(tfhosts.ExitUsage, "correct TF_HOSTS_NODE_SETTINGS", err)
+	}
+	options, err := node.Options()
+	if err == nil {
+		err = checkOptions(options)
+	}
+	if err != nil {
+		return tfhosts.Verdict{}, tfhosts.WithExit(tfhosts.ExitUsage, "correct ssh_opts", err)
+	}
+	stateDir, err := p.stateDir()
+	if err != nil {
+		return tfhosts.Verdict{}, err
+	}
+	workDir := bootstrap.WorkDir(stateDir, "run")
+	if err := bootstrap.MakePrivate(workDir); err != nil {
+		return tfhosts.Verdict{}, err
+	}
+	w := newWorker(&tfhosts.Setup{Dir: p.dir}, workDir, p.teller.event)
+	identity, err := w.identity(ctx, node.Host, node.NixosConf, "")
+	if err == nil {
+		node.ConfigIdentity = identity
+		var built map[string]bootstrap.Built
+		if built, err = w.build(ctx, []string{identity}); err == nil {
+			verdict := w.deploy(ctx, bootstrap.DeployRequest{
+				Name: node.Host, Node: node, Settings: settings, Built: built[identity], Drop: p.interrupt,
+			})
+			return verdict, w.close()
+		}
+	}
+	if cerr := w.close(); cerr != nil {
+		return tfhosts.Verdict{}, cerr
+	}
+	return tfhosts.Verdict{}, err
+}

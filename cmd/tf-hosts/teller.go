@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	tfhosts "fediversity.eu/tf-hosts"
+)
+
+// teller is stderr: the story of a run, one whole line at a time, from OpenTofu
+// and from events at once.
+type teller struct {
+	mu      sync.Mutex
+	w       io.Writer
+	partial []byte // of what OpenTofu wrote: a line without its end
+	asJSON  bool
+}
+
+func newTeller(w io.Writer) *teller { return &teller{w: w} }
+
+// Write takes OpenTofu's output and passes on whole lines.
+func (t *teller) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.partial = append(t.partial, b...)
+	end := bytes.LastIndexByte(t.partial, '\n')
+	if end < 0 {
+		return len(b), nil
+	}
+	if _, err := t.w.Write(t.partial[:end+1]); err != nil {
+		return 0, err
+	}
+	t.partial = append(t.partial[:0], t.partial[end+1:]...)
+	return len(b), nil
+}
+
+func (t *teller) flush() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.partial) > 0 {
+		t.line(string(t.partial))
+		t.partial = nil
+	}
+}
+
+// line writes one line; mu is held. There is nobody to tell that stderr is gone.
+func (t *teller) line(s string) {
+	io.WriteString(t.w, s+"\n") //nolint:errcheck // see above
+}
+
+// say tells one thing.
+func (t *teller) say(message string) {
+	t.event(tfhosts.Event{Kind: tfhosts.EventNotice, Message: message})
+}
+
+// event tells an event: a line, or with --json an object.
+func (t *teller) event(e tfhosts.Event) {
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.asJSON {
+		if b, err := json.Marshal(e); err == nil {
+			t.line(string(b))
+		}
+		return
+	}
+	if e.Kind == tfhosts.EventBytes {
+		return
+	}
+	t.line("tf-hosts: " + eventText(e))
+}
+
+func eventText(e tfhosts.Event) string {
+	var parts []string
+	switch e.Kind {
+	case tfhosts.EventPhase:
+		parts = append(parts, "["+e.Op+"]")
+	case tfhosts.EventWarning:
+		parts = append(parts, "warning:")
+	case tfhosts.EventVerdict:
+		return strings.TrimSpace(e.Message)
+	}
+	if e.Node != "" {
+		parts = append(parts, e.Node+":")
+	}
+	if e.Message != "" {
+		parts = append(parts, e.Message)
+	} else if e.Kind == tfhosts.EventStep {
+		parts = append(parts, e.Op)
+	}
+	return strings.Join(parts, " ")
+}
+
+// fail tells an error and its way out.
+func (t *teller) fail(err error) {
+	t.flush()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, line := range strings.Split(err.Error(), "\n") {
+		t.line("tf-hosts: error: " + line)
+	}
+	for _, hint := range hints(err) {
+		t.line("tf-hosts: hint: " + hint)
+	}
+}
+
+// hints collects the hint of every ExitError in err's tree.
+func hints(err error) []string {
+	var all []string
+	var walk func(error)
+	walk = func(err error) {
+		switch e := err.(type) { //nolint:errorlint // the tree itself is walked
+		case nil:
+			return
+		case *tfhosts.ExitError:
+			if e.Hint != "" {
+				all = append(all, e.Hint)
+			}
+			walk(e.Err)
+		case interface{ Unwrap() []error }:
+			for _, inner := range e.Unwrap() {
+				walk(inner)
+			}
+		default:
+			walk(errors.Unwrap(err))
+		}
+	}
+	walk(err)
+	return all
+}
+
+// ask asks a question on the terminal; only "yes" confirms.
+func (p *program) ask(question string) (bool, error) {
+	p.teller.flush()
+	fmt.Fprintf(p.stderr, "tf-hosts: %s Only \"yes\" goes on: ", question) //nolint:errcheck // an unseen question is not confirmed
+	answer := make(chan string, 1)
+	go func() { // ends with the process: a read of a terminal can not be ended
+		var word string
+		fmt.Fscanln(p.stdin, &word) //nolint:errcheck // any other end is no "yes"
+		answer <- word
+	}()
+	select {
+	case word := <-answer:
+		return word == "yes", nil
+	case <-p.interrupt:
+		return false, tfhosts.WithExit(tfhosts.ExitInterrupted, "", errors.New("interrupted at the question; nothing was changed"))
+	}
+}
