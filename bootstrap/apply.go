@@ -197,7 +197,6 @@ func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
 	if len(identities) == 0 {
 		return nil
 	}
-	s.step("build", fmt.Sprintf("building %d systems", len(identities)))
 	buildCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := make(chan struct{})
@@ -252,7 +251,6 @@ func (s *session) deployNode(ctx context.Context, node tfhosts.Node, drop <-chan
 		Name: name, Node: node, Settings: s.Setup.Nodes[name].Runner, Built: s.built[identity], Drop: drop,
 	})
 	s.results.add(verdict)
-	s.event(tfhosts.Event{Kind: tfhosts.EventVerdict, Node: name, Op: "verdict", Message: verdict.String(), Verdict: &verdict})
 	return verdict
 }
 

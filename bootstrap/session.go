@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/gofrs/flock"
 
 	tfhosts "fediversity.eu/tf-hosts"
@@ -146,7 +147,7 @@ func (s *session) identify(ctx context.Context) error {
 	if !s.Verb.NeedsNodes {
 		return nil
 	}
-	s.step("identify", fmt.Sprintf("reading the identity of %d nodes", len(s.nodes)))
+	s.step("identify", "reading the identity of "+english.Plural(len(s.nodes), "node", ""))
 	var errs []error
 	for _, name := range tfhosts.SortedNames(s.nodes) {
 		if s.interrupted() {

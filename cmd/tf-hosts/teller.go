@@ -72,7 +72,7 @@ func (t *teller) event(e tfhosts.Event) {
 		}
 		return
 	}
-	if e.Kind == tfhosts.EventBytes {
+	if e.Kind == tfhosts.EventBytes || e.Kind == tfhosts.EventVerdict && e.Verdict == nil {
 		return
 	}
 	t.line("tf-hosts: " + eventText(e))
@@ -86,7 +86,7 @@ func eventText(e tfhosts.Event) string {
 	case tfhosts.EventWarning:
 		parts = append(parts, "warning:")
 	case tfhosts.EventVerdict:
-		return strings.TrimSpace(e.Message)
+		return e.Verdict.String()
 	}
 	if e.Node != "" {
 		parts = append(parts, e.Node+":")
