@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/testscript"
+
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/server"
 	"fediversity.eu/tf-hosts/backend/store"
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	testscript.Main(m, map[string]func(){"tf-hosts": main})
 }
 
 // rig is a deployer with a state server, and hosts where the test has some.

@@ -26,6 +26,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          p.runBare,
 	}
+	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return tfhosts.WithExit(tfhosts.ExitUsage, c.CommandPath()+" --help", err)
 	})
