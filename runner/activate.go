@@ -15,13 +15,10 @@ import (
 //go:embed activate.sh
 var activateScript []byte
 
-// lockWait is how long an activation waits for another one on the same host.
-const lockWait = 60 * time.Second
-
 // outcome is what the host's record says about an activation.
 type outcome struct {
 	record string
-	// state is "alive", "done", "gone" (ended without a verdict) or "none" (no
+	// state is "alive", "ended", "gone" (ended without a verdict) or "none" (no
 	// record).
 	state string
 	// word is the verdict's first word, reason the rest.
@@ -46,7 +43,7 @@ func (d *deploy) activate(ctx context.Context) error {
 		return err
 	}
 	// The switch, the way back, and what surrounds them.
-	limit := lockWait + 3*d.limits.activate + 2*d.limits.connect
+	limit := d.limits.command + 3*d.limits.activate + 2*d.limits.connect
 	if err := d.step(ctx, "activate.wait", "activate", limit, d.wait); err != nil {
 		return err
 	}
@@ -63,6 +60,8 @@ func (d *deploy) policy() string {
 
 // start is the point of no return: what is dropped before it leaves the host as
 // it was.
+//
+// It waits for another activation on the same host as long as for any command.
 func (d *deploy) start(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -73,8 +72,8 @@ func (d *deploy) start(ctx context.Context) error {
 	defer cancel()
 	res, err := d.script(ctx, startScript, activateScript,
 		d.outcome.record, d.system, d.goal(),
-		strconv.Itoa(int(d.limits.activate.Seconds())), d.policy(),
-		strconv.Itoa(int(lockWait.Seconds())), d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
+		d.limitSeconds(), d.policy(),
+		strconv.Itoa(int(d.limits.command.Seconds())), d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
 	if err != nil {
 		return err
 	}
@@ -92,15 +91,44 @@ func (d *deploy) start(ctx context.Context) error {
 const pollSeconds = 5
 
 func (d *deploy) wait(ctx context.Context) error {
+	settled := false
 	for {
-		if err := d.poll(ctx); err != nil {
+		err := d.poll(ctx)
+		if err != nil {
 			return err
 		}
-		if d.outcome.state != "alive" {
+		switch d.outcome.state {
+		case "alive":
+		case "gone":
+			// The unit was killed, or the host went down under it.
+			if settled {
+				return nil
+			}
+			if settled, err = d.settle(ctx); err != nil {
+				return err
+			}
+		default:
 			return nil
 		}
 	}
 }
+
+// settle has the host end a record without a verdict. It is false while the host
+// is shutting down; then it waits a second.
+func (d *deploy) settle(ctx context.Context) (bool, error) {
+	res, err := d.script(ctx, settleScript, nil, d.outcome.record, d.limitSeconds())
+	if err != nil || res.Code != 75 {
+		return true, err
+	}
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-time.After(time.Second):
+		return false, nil
+	}
+}
+
+func (d *deploy) limitSeconds() string { return strconv.Itoa(int(d.limits.activate.Seconds())) }
 
 func (d *deploy) poll(ctx context.Context) error {
 	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)))
@@ -163,7 +191,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 	case "rolled_back":
 		f.status = tfhosts.RolledBack
 		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
-		f.hint = "read the log above; the host runs what it ran before"
+		f.hint = "mend the system and apply again; what the host says: " + d.ssh("journalctl --boot --priority=warning --lines=50")
 	case "rollback_failed":
 		f.status = tfhosts.RollbackFailed
 		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(d.first.running))
@@ -171,7 +199,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 	case "init_changed":
 		f.status = tfhosts.CheckRefused
 		f.err = errors.New("the new system needs a reboot: its init interface changed (exit 100); nothing was activated")
-		f.hint = `deploy it with the goal "boot", then reboot the host`
+		f.hint = `deploy it with the goal "boot", then: ` + d.ssh("systemctl reboot")
 	case "locked":
 		f.status = tfhosts.Locked
 		f.err = fmt.Errorf("another activation holds the host: %s", orNone(o.reason))

@@ -12,7 +12,7 @@
 #   code failed_new journal                 what the switch did
 #   verdict                                 the last word: WORD REASON
 set -u
-verb=$1 D=$2 reason=${3-${SERVICE_RESULT-}}
+verb=$1 D=$2 reason=${3-the unit ended: ${SERVICE_RESULT:-it was gone}}
 P=/nix/var/nix/profiles/system
 RUN=/run/tf-hosts
 # The tools of the system that runs now: the links change under the switch.
@@ -179,7 +179,7 @@ run)
 settle)
 	[ -e "$D/verdict" ] && exit 0
 	[ "$(systemctl is-system-running 2>/dev/null)" = stopping ] && exit 0
-	lock 600 && settle "the unit ended: $reason"
+	lock 600 && settle "$reason"
 	;;
 settle-held) settle "$reason" ;;
 esac

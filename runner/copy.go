@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/hostconn"
@@ -121,15 +122,19 @@ func (d *deploy) copy(ctx context.Context, sent string, missing []nix.Path) erro
 	total := sum(missing)
 	for {
 		base := d.verdict.BytesCopied
+		name := d.newRecord()
+		watch := d.watchCopy(ctx, d.conn, name)
 		n, err := d.r.cfg.Nix.Copy(ctx, nix.CopyRequest{
 			Path: sent,
 			Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
-				return d.conn.Stream(ctx, hostconn.Command{Script: receiveScript, Become: true})
+				return d.conn.Stream(ctx, hostconn.Command{Script: receiveScript, Args: []string{name}, Become: true})
 			},
 			Progress: func(done int64) {
+				watch.moved()
 				d.event(tfhosts.Event{Kind: tfhosts.EventBytes, Op: "copy", Done: min(base+done, total), Total: total})
 			},
 		})
+		watch.stop()
 		d.verdict.BytesCopied += n
 		switch {
 		case err == nil:
@@ -145,6 +150,54 @@ func (d *deploy) copy(ctx context.Context, sent string, missing []nix.Path) erro
 		}
 		return d.copyFailure(ctx, err, missing)
 	}
+}
+
+// stalled is how long no byte moves before a vanished deployer's daemon is looked for.
+const stalled = 15 * time.Second
+
+// copyWatch ends stale daemons once, when a copy does not move.
+type copyWatch struct {
+	moves  chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (d *deploy) watchCopy(ctx context.Context, conn *hostconn.Conn, name string) *copyWatch {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &copyWatch{moves: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		timer := time.NewTimer(stalled)
+		defer timer.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-w.moves:
+				timer.Reset(stalled)
+				continue
+			case <-timer.C:
+			}
+			res, err := conn.Run(ctx, hostconn.Command{Script: staleScript, Args: []string{name}, Become: true, Timeout: 2 * time.Minute})
+			if err == nil && len(res.Stdout) > 0 {
+				d.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "copy", Message: "ended what an earlier deploy had left in the way of the copy"})
+			}
+			return
+		}
+	}()
+	return w
+}
+
+func (w *copyWatch) moved() {
+	select {
+	case w.moves <- struct{}{}:
+	default:
+	}
+}
+
+func (w *copyWatch) stop() {
+	w.cancel()
+	<-w.done
 }
 
 func (d *deploy) copyFailure(ctx context.Context, err error, missing []nix.Path) error {

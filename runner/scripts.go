@@ -46,8 +46,32 @@ mkdir -p "$R" && ln -sfn "$1" "$R/new" || exit 1
 xargs -r -n 500 nix-store --check-validity --print-invalid
 `
 
-// receiveScript serves the host's store on its stdin and stdout.
-const receiveScript = toolPath + `exec nix-daemon --stdio`
+// receiveScript serves the host's store on its stdin and stdout. It leaves its
+// pid, with the name $1 of the copy, for staleScript.
+const receiveScript = toolPath + `
+R=/run/tf-hosts/copy
+mkdir -p "$R" && echo "$1" >"$R/$$"
+for f in "$R"/*; do [ -d "/proc/${f##*/}" ] || rm -f "$f"; done
+exec nix-daemon --stdio
+`
+
+// staleScript ends what a vanished deployer left: its daemon holds the lock of a
+// path until the old TCP connection dies, a quarter of an hour later. $1 is the
+// copy that waits; a daemon that reads anything within 10 s is alive. SIGTERM
+// would free the lock and leave the process.
+const staleScript = `
+R=/run/tf-hosts/copy
+read_so_far() { sed -n 's/^rchar: //p' "/proc/$1/io" 2>/dev/null; }
+for f in "$R"/*; do
+	pid=${f##*/}
+	[ "$(cat "$f")" != "$1" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = nix-daemon ] || continue
+	before=$(read_so_far "$pid")
+	sleep 10
+	[ "$(read_so_far "$pid")" = "$before" ] || continue
+	kill -9 "$pid" && echo "$pid"
+	rm -f "$f"
+done
+`
 
 // deletePartialScript removes what a broken copy left of the paths on stdin:
 // on a full disk it is what keeps the disk full.
@@ -70,30 +94,46 @@ nix-store --check-validity "$1" || exit 3
 // switch-to-configuration answers its usage, which the caller reads.
 const checkScript = toolPath + `timeout -k 5 "$2" "$1/bin/switch-to-configuration" check </dev/null 2>&1`
 
+// launch runs "activate.sh $3" on record $1 in a unit of its own, whose stdin and
+// output are not ours. $2 is the limit of the switch in seconds, $4 that of the
+// wait for the lock.
+const launch = `
+launch() {
+	if [ ! -d /run/systemd/system ]; then
+		setsid /bin/sh "$D/activate.sh" "$3" "$D" >>"$D/log" 2>&1 </dev/null &
+		return
+	fi
+	systemd-run --quiet --collect --unit="tf-hosts-$1.service" --service-type=exec \
+		--description="tf-hosts: activation $1" \
+		-p StandardInput=null -p "StandardOutput=append:$D/log" -p StandardError=inherit \
+		-p KillSignal=SIGKILL -p TimeoutStopSec=$((2 * $2 + 60)) -p RuntimeMaxSec=$((3 * $2 + $4 + 120)) \
+		-p "ExecStopPost=/bin/sh $D/activate.sh settle $D" \
+		/bin/sh "$D/activate.sh" "$3" "$D"
+}
+`
+
 // startScript starts the unit of a record; $1 is the record's name, then the
 // system, the action, the limit in seconds, the policy, the seconds to wait for
 // the lock, and who waits. stdin is activate.sh. It may be repeated when its
 // answer was lost.
-const startScript = toolPath + `
-B=/var/lib/tf-hosts/runs D=$B/$1 unit=tf-hosts-$1.service
+const startScript = toolPath + launch + `
+B=/var/lib/tf-hosts/runs D=$B/$1
 [ -e "$D/used" ] && exit 0
-mkdir -p "${B%/*}" && mkdir -m 700 -p "$B" && mkdir -p "$D" || exit 1
+mkdir -p "$D" && chmod 700 "$B" || exit 1
 find "$B" -mindepth 2 -maxdepth 2 -name verdict -mmin +60 2>/dev/null |
 	while read -r old; do rm -rf "${old%/verdict}"; done
 cat >"$D/activate.sh.tmp" && mv "$D/activate.sh.tmp" "$D/activate.sh" || exit 1
 put() { printf '%s\n' "$2" >"$D/$1" || exit 1; }
 put new "$2"; put action "$3"; put limit "$4"; put policy "$5"; put wait "$6"; put who "$7"
-if [ -d /run/systemd/system ]; then
-	systemd-run --quiet --collect --unit="$unit" --service-type=exec \
-		--description="tf-hosts: activation of $2" \
-		-p StandardInput=null -p "StandardOutput=append:$D/log" -p StandardError=inherit \
-		-p KillSignal=SIGKILL -p TimeoutStopSec=$((2 * $4 + 60)) -p RuntimeMaxSec=$((3 * $4 + $6 + 120)) \
-		-p "ExecStopPost=/bin/sh $D/activate.sh settle $D" \
-		/bin/sh "$D/activate.sh" run "$D" && exit 0
-	[ -e "$D/used" ]
-else
-	setsid /bin/sh "$D/activate.sh" run "$D" >"$D/log" 2>&1 </dev/null &
-fi
+launch "$1" "$4" run "$6" || [ -e "$D/used" ]
+`
+
+// settleScript has the record $1, whose unit is gone without a verdict, settled
+// by a new one. It is 75 while the host is shutting down.
+const settleScript = toolPath + launch + `
+D=/var/lib/tf-hosts/runs/$1
+[ "$(systemctl is-system-running 2>/dev/null)" = stopping ] && exit 75
+launch "$1" "$2" settle 600
 `
 
 // waitScript waits up to $2 seconds for the verdict of record $1, then prints
@@ -113,7 +153,7 @@ alive() {
 }
 while :; do
 	if alive; then state=alive; else state=gone; fi
-	[ -e "$D/verdict" ] && state=done
+	[ -e "$D/verdict" ] && state=ended
 	[ "$state" = alive ] && [ "$t" -lt $(($2 * 4)) ] || break
 	sleep 0.25
 	t=$((t + 1))
@@ -122,7 +162,7 @@ done
 say state "$state"
 [ ! -e "$D/phase" ] || say phase "$(cat "$D/phase")"
 [ ! -e "$D/code" ] || say code "$(cat "$D/code")"
-if [ "$state" = done ]; then
+if [ "$state" = ended ]; then
 	say verdict "$(cat "$D/verdict")"
 	each new "failed_new"
 	each journal "journal"

@@ -119,6 +119,7 @@ func (d *deploy) unitLog(ctx context.Context, units []string) []string {
 // conclude fills the verdict from the error that ended the deploy.
 func (d *deploy) conclude(err error) {
 	v := &d.verdict
+	v.Log = lastLines(strings.Join(d.outcome.log, "\n"), 20)
 	if err == nil {
 		return
 	}
@@ -184,6 +185,8 @@ func (d *deploy) hint(s tfhosts.Status) string {
 		return "build it alone to see the whole log: nix-store --realise " + shellescape.Quote(d.req.Node.ConfigIdentity)
 	case tfhosts.CopyFailed:
 		return "run the same command again; what arrived is not sent twice"
+	case tfhosts.CheckRefused:
+		return "see what it is: " + d.ssh("ls "+d.system)
 	case tfhosts.Timeout:
 		return "raise the limit of this step in the setup's runner.limits, or see what holds the host: " + d.ssh("systemctl list-jobs")
 	case tfhosts.Dropped:
