@@ -184,14 +184,14 @@ func (o *outcome) read(text string) ([]string, error) {
 func (d *deploy) outcomeError(ctx context.Context) error {
 	o := &d.outcome
 	f := &failure{log: append(lastLines(strings.Join(o.log, "\n"), 20), o.journal...), units: o.newly}
-	seeLog := "see the host's journal: " + d.ssh("journalctl --unit="+d.verdict.Unit)
+	seeLog := "see the host's journal: " + d.sshRoot("journalctl --unit="+d.verdict.Unit)
 	switch o.word {
 	case "deployed", "degraded":
 		return nil
 	case "rolled_back":
 		f.status = tfhosts.RolledBack
 		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
-		f.hint = "mend the system and apply again; what the host says: " + d.ssh("journalctl --boot --priority=warning --lines=50")
+		f.hint = "mend the system and apply again; what the host says: " + d.sshRoot("journalctl --boot --priority=warning --lines=50")
 	case "rollback_failed":
 		f.status = tfhosts.RollbackFailed
 		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(d.first.running))
@@ -199,7 +199,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 	case "init_changed":
 		f.status = tfhosts.CheckRefused
 		f.err = errors.New("the new system needs a reboot: its init interface changed (exit 100); nothing was activated")
-		f.hint = `deploy it with the goal "boot", then: ` + d.ssh("systemctl reboot")
+		f.hint = `deploy it with the goal "boot", then: ` + d.sshRoot("systemctl reboot")
 	case "locked":
 		f.status = tfhosts.Locked
 		f.err = fmt.Errorf("another activation holds the host: %s", orNone(o.reason))

@@ -33,7 +33,7 @@ func (d *deploy) check(ctx context.Context) error {
 			status: tfhosts.CheckRefused,
 			err:    fmt.Errorf("the new system's pre-switch checks refused (exit %d); nothing was changed", res.Code),
 			log:    lastLines(string(res.Stdout), 20),
-			hint:   "see why: " + d.ssh(d.system+"/bin/switch-to-configuration check"),
+			hint:   "see why: " + d.sshRoot(d.system+"/bin/switch-to-configuration check"),
 		}
 	})
 }

@@ -110,7 +110,7 @@ func (d *deploy) checkSpace(missing []nix.Path) error {
 	return &failure{
 		status: tfhosts.CopyFailed,
 		err:    fmt.Errorf("the closure needs %s more in /nix/store and %s are free", mib(need), mib(free)),
-		hint:   "free some space: " + d.ssh("nix-collect-garbage --delete-older-than 14d"),
+		hint:   "free some space: " + d.sshRoot("nix-collect-garbage --delete-older-than 14d"),
 	}
 }
 
@@ -209,7 +209,7 @@ func (d *deploy) copyFailure(ctx context.Context, err error, missing []nix.Path)
 		return f
 	}
 	f.err = fmt.Errorf("the host's disk became full: %w", err)
-	f.hint = "free some space: " + d.ssh("nix-collect-garbage --delete-older-than 14d")
+	f.hint = "free some space: " + d.sshRoot("nix-collect-garbage --delete-older-than 14d")
 	// The partial path would keep the disk full.
 	var list strings.Builder
 	for _, p := range missing {

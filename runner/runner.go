@@ -99,7 +99,7 @@ func (r *Runner) Deploy(ctx context.Context, req Request) tfhosts.Verdict {
 	}()
 	err := d.run(ctx)
 	if d.conn != nil {
-		d.conn.Close()
+		_ = d.conn.Close()
 	}
 	cancel(nil)
 	<-watched
@@ -187,7 +187,7 @@ func (d *deploy) connect(ctx context.Context) error {
 // reconnect replaces a lost connection, until ctx ends. Only an unreachable host
 // is dialled again: a refused key would lock the deployer out.
 func (d *deploy) reconnect(ctx context.Context) error {
-	d.conn.Close()
+	_ = d.conn.Close()
 	for {
 		dialCtx, cancel := context.WithTimeout(ctx, d.limits.connect)
 		conn, err := d.r.cfg.Dial(dialCtx, d.target)

@@ -88,7 +88,7 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 	case d.goal() == "boot" && d.last.running != d.system:
 		d.verdict.Status = tfhosts.RebootPending
 		d.verdict.Sentence = "the next boot starts the new system"
-		d.verdict.Hint = d.ssh("systemctl reboot")
+		d.verdict.Hint = d.sshRoot("systemctl reboot")
 	default:
 		d.verdict.Status = tfhosts.Deployed
 		d.verdict.Sentence = "runs the new system"
@@ -137,7 +137,7 @@ func (d *deploy) conclude(err error) {
 	if d.begun {
 		v.NewPath = "" // not known
 		v.Sentence = "the activation began and its end was not seen: " + v.Sentence
-		v.Hint = "the activation goes on without us; see how it ended: " + d.ssh("journalctl --unit="+v.Unit)
+		v.Hint = "the activation goes on without us; see how it ended: " + d.sshRoot("journalctl --unit="+v.Unit)
 	}
 }
 
@@ -193,6 +193,14 @@ func (d *deploy) hint(s tfhosts.Status) string {
 		return "apply again: the node is still to be deployed"
 	}
 	return ""
+}
+
+// sshRoot is ssh for a command that needs root.
+func (d *deploy) sshRoot(command string) string {
+	if user := d.req.Node.Username; user != "" && user != "root" {
+		command = "sudo " + command
+	}
+	return d.ssh(command)
 }
 
 // ssh is a command that the operator can paste.

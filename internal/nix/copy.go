@@ -65,7 +65,7 @@ func parsePathInfo(text []byte) ([]Path, error) {
 	}
 	paths := make([]Path, 0, len(list))
 	for _, i := range list {
-		paths = append(paths, Path{i.Path, i.NarSize})
+		paths = append(paths, Path(i))
 	}
 	sort.Slice(paths, func(i, j int) bool { return paths[i].Path < paths[j].Path })
 	return paths, nil
@@ -121,7 +121,7 @@ func (c *Client) Copy(ctx context.Context, req CopyRequest) (int64, error) {
 	}
 	_, err = c.run(ctx, c.copyArgv(socket, req.Path), nil)
 	stop()
-	ln.Close()
+	_ = ln.Close()
 	wg.Wait()
 	if err != nil {
 		if dialErr := p.dialError(); dialErr != nil {
@@ -202,8 +202,8 @@ func (p *pipes) join(ctx context.Context, local net.Conn, remote io.ReadWriteClo
 	case <-ended:
 	case <-ctx.Done():
 	}
-	local.Close()
-	remote.Close()
+	_ = local.Close()
+	_ = remote.Close()
 	wg.Wait()
 }
 

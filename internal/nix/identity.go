@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ErrNotSystem: what nixos_conf names is no NixOS system.
+// ErrNotSystem says that what nixos_conf names is no NixOS system.
 var ErrNotSystem = errors.New("not a NixOS system")
 
 // toplevelExpr takes what a .nix file holds to the derivation of its system:
@@ -75,8 +75,8 @@ func (c *Client) Identity(ctx context.Context, dir, conf, given string) (string,
 }
 
 func checkSystem(path string) error {
-	if _, err := os.Lstat(path); err != nil {
-		return nil //nolint:nilerr // not on this machine: Build tells
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+		return nil // not on this machine: Build tells
 	}
 	if _, err := os.Stat(filepath.Join(path, "bin/switch-to-configuration")); err != nil {
 		return fmt.Errorf("%w: it has no bin/switch-to-configuration", ErrNotSystem)

@@ -50,7 +50,7 @@ type Client struct{ cfg Config }
 // New makes a Client. It runs nothing.
 func New(cfg Config) *Client { return &Client{cfg: cfg} }
 
-// ErrNotInstalled: the Nix tools were not found.
+// ErrNotInstalled says that the Nix tools were not found.
 var ErrNotInstalled = errors.New("nix is not installed")
 
 // commandError is a tool that ended with a code other than 0.

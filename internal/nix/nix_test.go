@@ -162,7 +162,7 @@ type process struct {
 }
 
 func (p *process) Close() error {
-	p.WriteCloser.Close()
+	_ = p.WriteCloser.Close()
 	return p.cmd.Wait()
 }
 
