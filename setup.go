@@ -15,7 +15,8 @@ type Setup struct {
 	Backend HTTPBackend
 	// Self names the node that serves this graph's state; nil when none does.
 	Self *SelfBackend
-	// Bootstrap allows BOOTSTRAP=1 for this setup (FR-008).
+	// Bootstrap: the graph deploys the backend of its own state (FR-008), so
+	// that BOOTSTRAP=1 is allowed and a destroy detaches the state first.
 	Bootstrap          bool
 	PublishedNamesExpr string
 	// DeployRunner is an argv prefix of the provisioner's command.

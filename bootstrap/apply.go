@@ -12,6 +12,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/backend/api"
 	"fediversity.eu/tf-hosts/internal/tofu"
 )
 
@@ -26,28 +27,22 @@ func (s *session) apply(ctx context.Context) (int, error) {
 	plan := saved
 	if plan == "" {
 		plan = filepath.Join(s.runDir, planFile)
-		changed, err := s.planToFile(ctx, plan)
-		if err != nil {
-			return tfhosts.ExitCodeOf(err), err
-		}
-		if !changed {
-			return s.finish(ctx, nil, nil)
+		changed, err := s.planToFile(ctx, plan, nil)
+		if err != nil || !changed {
+			return s.finish(ctx, s.changes, err)
 		}
 	}
 	changes, stale, err := s.applyPlan(ctx, plan)
 	if stale {
 		s.notice("the state moved on since the plan; planning again")
 		plan = filepath.Join(s.runDir, planFile+"-again")
-		changed, perr := s.planToFile(ctx, plan)
-		if perr != nil {
-			return tfhosts.ExitCodeOf(perr), perr
-		}
-		if !changed {
-			return s.finish(ctx, nil, nil)
+		changed, perr := s.planToFile(ctx, plan, nil)
+		if perr != nil || !changed {
+			return s.finish(ctx, s.changes, perr)
 		}
 		changes, _, err = s.applyPlan(ctx, plan)
 	}
-	return s.finish(ctx, changes, err)
+	return s.finish(ctx, append(s.changes, changes...), err)
 }
 
 // savedPlan is the plan file that the user named, absolute, or empty.
@@ -64,9 +59,12 @@ func (s *session) savedPlan() (string, error) {
 }
 
 // planToFile says whether the plan changes anything.
-func (s *session) planToFile(ctx context.Context, out string) (changed bool, err error) {
+func (s *session) planToFile(ctx context.Context, out string, extra []string) (changed bool, err error) {
+	if err := s.fault("plan"); err != nil {
+		return false, err
+	}
 	s.step("plan", "planning")
-	args := append(s.planArgs(out, s.Verb.Name == "destroy"), "-detailed-exitcode")
+	args := append(s.planArgs(out, extra), "-detailed-exitcode")
 	code, err := s.runTofu(ctx, "plan", args, s.Story, nil)
 	if err != nil {
 		return false, err
@@ -114,12 +112,15 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 		err = errors.Join(err, s.hand.Close())
 		s.hand = nil
 	}
+	if ferr := s.fault("apply.done"); ferr != nil {
+		return changes, false, errors.Join(err, ferr)
+	}
 	path, serr := s.saveErrored()
 	if serr != nil {
 		return changes, false, errors.Join(err, tfhosts.WithExit(tfhosts.ExitSalvage, "", serr))
 	}
 	if path != "" {
-		return changes, false, errors.Join(err, salvageError(path))
+		return changes, false, errors.Join(err, salvageError(path, errors.New("the backend did not take it")))
 	}
 	if err != nil || code == 0 {
 		return changes, false, err
@@ -257,6 +258,9 @@ func (s *session) deployNode(ctx context.Context, node tfhosts.Node, drop <-chan
 // finish prints the outputs, records the verdicts and decides the exit code.
 func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure error) (int, error) {
 	planned := 0
+	if failure == nil {
+		failure = s.checkStored(ctx)
+	}
 	for _, c := range changes {
 		if !c.Deploys {
 			continue
@@ -297,7 +301,7 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		codes = append(codes, tfhosts.ExitChanges)
 	}
 	code := tfhosts.WorstExit(codes...)
-	if failure == nil || failed > 0 {
+	if s.relay != nil && (failure == nil || failed > 0) {
 		if err := s.printOutputs(ctx); err != nil {
 			errs = append(errs, err)
 			code = tfhosts.WorstExit(code, tfhosts.ExitFailed)
@@ -314,6 +318,34 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		}
 	}
 	return code, errors.Join(errs...)
+}
+
+// checkStored reads the state back after an apply that stored one: a proxy in
+// front of the backend may acknowledge what never arrives.
+func (s *session) checkStored(ctx context.Context) error {
+	if s.relay == nil || s.found == nil || s.ledger.Mode != ModeRemote || s.relay.Stats().Posts == 0 {
+		return nil
+	}
+	if err := s.fault("apply.check"); err != nil {
+		return err
+	}
+	sent, _ := s.relay.LastState()
+	have, err := s.found.client.Get(ctx)
+	if err != nil {
+		return tfhosts.WithExit(api.ExitCode(err), s.backendHint(err), fmt.Errorf("reading the stored state back: %w", err))
+	}
+	want, err := refOf(sent)
+	if err != nil {
+		return err
+	}
+	got, err := refOf(have)
+	if err != nil {
+		return fmt.Errorf("reading the stored state back: %w", err)
+	}
+	if got.Lineage != want.Lineage || got.Serial < want.Serial {
+		return lostError(fmt.Sprintf("the backend acknowledged serial %d and holds serial %d of lineage %s", want.Serial, got.Serial, got.Lineage))
+	}
+	return nil
 }
 
 // printOutputs prints the one JSON document of an apply, from the state that

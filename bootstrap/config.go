@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/internal/tofu"
@@ -36,7 +37,14 @@ type Config struct {
 	Events func(tfhosts.Event)
 	// Interrupt is closed at the first INT, TERM or HUP.
 	Interrupt <-chan struct{}
-	Worker    Worker
+	// Bootstrap is BOOTSTRAP=1, AllowLost BOOTSTRAP_ALLOW_LOST_STATE=1,
+	// ReclaimOwnLock TF_RECLAIM_OWN_LOCK=1, SelfBackend
+	// BOOTSTRAP_SELF_BACKEND=1: the graph serves its own state though the
+	// setup names no node for it.
+	Bootstrap, AllowLost, ReclaimOwnLock, SelfBackend bool
+	// Wait limits the wait for a backend; zero is 10 minutes.
+	Wait   time.Duration
+	Worker Worker
 	// Fault, when set, may fail an operation by its name; for tests.
 	Fault func(op string) error
 }
@@ -51,6 +59,8 @@ type Worker struct {
 	Build func(ctx context.Context, identities []string) (map[string]Built, error)
 	// Deploy brings one node to a built system.
 	Deploy func(ctx context.Context, req DeployRequest) tfhosts.Verdict
+	// Forward dials through a node's SSH connection; nil where there is none.
+	Forward func(ctx context.Context, name string, node tfhosts.SetupNode) (Forward, error)
 }
 
 // Built is the outcome of building one identity.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -14,7 +13,6 @@ import (
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/api"
-	"fediversity.eu/tf-hosts/backend/durable"
 )
 
 func isNotEmpty(err error) bool { return errors.Is(err, syscall.ENOTEMPTY) }
@@ -106,56 +104,16 @@ func outputs(state []byte) (doc []byte, ok bool, err error) {
 	return b.Bytes(), true, nil
 }
 
-// saveErrored moves the state that tofu could not store out of the run's
-// folder, where nothing sweeps it. It gives its new path, empty without one.
+// saveErrored moves the state that tofu could not store out of the run's folder
+// at once: a later failure would write over it. It gives its new path, empty
+// without one.
 func (s *session) saveErrored() (string, error) {
-	from := filepath.Join(s.runDir, erroredState)
-	if _, err := os.Stat(from); errors.Is(err, fs.ErrNotExist) {
+	if err := s.keepErrored(s.runDir, s.id); err != nil {
+		return "", err
+	}
+	to := filepath.Join(s.salvageDir(), s.id+".tfstate")
+	if _, err := os.Stat(to); err != nil {
 		return "", nil
 	}
-	dir := filepath.Join(s.workDir, "salvage")
-	if err := MakePrivate(dir); err != nil {
-		return "", err
-	}
-	if err := s.fault("salvage.save"); err != nil {
-		return "", err
-	}
-	to := filepath.Join(dir, s.id+".tfstate")
-	if err := os.Rename(from, to); err != nil {
-		return "", fmt.Errorf("keeping the state that could not be stored: %w", err)
-	}
-	return to, errors.Join(durable.SyncDir(dir), durable.SyncDir(s.runDir))
-}
-
-// checkSalvage refuses to write while a state waits to be stored: a plan from
-// the older one on the backend would deploy again what was deployed.
-func (s *session) checkSalvage() error {
-	if !s.Verb.Writes || s.Verb.Name == "state-push" || s.Verb.Name == "force-unlock" {
-		return nil
-	}
-	pending, err := filepath.Glob(filepath.Join(s.workDir, "salvage", "*.tfstate"))
-	if err != nil {
-		return fmt.Errorf("looking for states to salvage: %w", err)
-	}
-	if len(pending) == 0 {
-		return nil
-	}
-	return salvageError(pending[len(pending)-1])
-}
-
-func salvageError(path string) error {
-	return tfhosts.WithExit(tfhosts.ExitSalvage, "store it: tf-hosts state-push -- "+path,
-		fmt.Errorf("a state that could not be stored waits in %q", path))
-}
-
-// settleSalvage marks a salvaged state as stored once it was pushed.
-func (s *session) settleSalvage(pushed string) error {
-	dir := filepath.Join(s.workDir, "salvage")
-	if filepath.Dir(pushed) != dir {
-		return nil
-	}
-	if err := os.Rename(pushed, pushed+".stored"); err != nil {
-		return fmt.Errorf("marking %q as stored: %w", pushed, err)
-	}
-	return durable.SyncDir(dir)
+	return to, nil
 }

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/server"
@@ -71,6 +73,12 @@ type rig struct {
 	build    func([]string) (map[string]Built, error)
 	events   []tfhosts.Event
 	onEvent  func(tfhosts.Event)
+
+	// boot, allowLost and reclaim are the variables of the same meaning; work is
+	// the folder of the working dirs, fault that of Config.
+	boot, allowLost, reclaim bool
+	work                     string
+	fault                    func(string) error
 }
 
 func newRig(tb testing.TB, nodes int) *rig {
@@ -137,10 +145,27 @@ func (r *rig) run(verb string, interrupt chan struct{}, args ...string) outcome 
 	r.deployed, r.events = nil, nil
 	r.mu.Unlock()
 	var answer, story bytes.Buffer
-	code, err := Run(context.Background(), Config{
-		Setup: r.setup, Verb: v, Args: args, StateDir: filepath.Join(r.dir, "work"), CallerDir: r.dir,
+	code, err := Run(context.Background(), r.config(self, v, interrupt, &answer, &story, args))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return outcome{code, err, answer.String(), story.String(), append([]string{}, r.deployed...), r.events}
+}
+
+// restore runs state-restore.
+func (r *rig) restore(opts RestoreOptions) (int, error) {
+	return Restore(context.Background(), r.config("", VerbRestore(), nil, nil, nil, nil), opts)
+}
+
+func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answer, story io.Writer, args []string) Config {
+	work := r.work
+	if work == "" {
+		work = "work"
+	}
+	return Config{
+		Setup: r.setup, Verb: v, Args: args, StateDir: filepath.Join(r.dir, work), CallerDir: r.dir,
+		Bootstrap: r.boot, AllowLost: r.allowLost, ReclaimOwnLock: r.reclaim, Fault: r.fault, Wait: 20 * time.Second,
 		Executable: []string{self}, Engine: r.find, Environ: append(os.Environ(), asRun+"=1"),
-		Answer: &answer, Story: &story, Interrupt: interrupt,
+		Answer: answer, Story: story, Interrupt: interrupt,
 		Events: func(e tfhosts.Event) {
 			r.mu.Lock()
 			r.events = append(r.events, e)
@@ -166,10 +191,7 @@ func (r *rig) run(verb string, interrupt chan struct{}, args ...string) outcome 
 				return v
 			},
 		},
-	})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return outcome{code, err, answer.String(), story.String(), append([]string{}, r.deployed...), r.events}
+	}
 }
 
 func (r *rig) want(code int, verb string, args ...string) outcome {

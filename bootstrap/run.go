@@ -5,16 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 )
 
-// Run runs one verb and gives the program's exit code. The error, when there is
-// one, says why; it may carry a hint as a tfhosts.ExitError. A code without an
-// error is an answer (-detailed-exitcode).
-func Run(ctx context.Context, cfg Config) (code int, err error) {
+// newSession prepares a session; stop ends it, after an error too.
+func newSession(cfg *Config) (s *session, stop func() error) {
 	if cfg.Answer == nil {
 		cfg.Answer = io.Discard
 	}
@@ -23,8 +22,8 @@ func Run(ctx context.Context, cfg Config) (code int, err error) {
 	}
 	cfg.Story = &serial{w: cfg.Story}
 	now := time.Now()
-	s := &session{
-		Config:  &cfg,
+	s = &session{
+		Config:  cfg,
 		id:      newRunID(now),
 		started: now,
 		workDir: WorkDir(cfg.StateDir, cfg.Setup.Backend.Address),
@@ -33,26 +32,116 @@ func Run(ctx context.Context, cfg Config) (code int, err error) {
 	}
 	s.runDir = filepath.Join(s.workDir, "runs", s.id)
 	stopWatching := s.watchInterrupt()
-	defer func() {
+	return s, func() error {
 		stopWatching()
-		if cerr := s.close(); cerr != nil {
-			err = errors.Join(err, cerr)
-			if code == tfhosts.ExitOK {
-				code = tfhosts.ExitFailed
-			}
+		return s.close()
+	}
+}
+
+// Run runs one verb and gives the program's exit code. The error, when there is
+// one, says why; it may carry a hint as a tfhosts.ExitError. A code without an
+// error is an answer (-detailed-exitcode).
+func Run(ctx context.Context, cfg Config) (code int, err error) {
+	s, stop := newSession(&cfg)
+	defer func() {
+		if serr := stop(); serr != nil {
+			err = errors.Join(err, serr)
+			code = tfhosts.WorstExit(code, tfhosts.ExitCodeOf(serr))
 		}
 	}()
 	if err := s.open(ctx); err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
+	d, err := s.settle(ctx)
+	if err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	return s.follow(ctx, d.course)
+}
+
+// follow runs the verb where the state is.
+func (s *session) follow(ctx context.Context, c course) (int, error) {
+	var err error
+	switch c {
+	case onLocal:
+		return s.onLocal(ctx)
+	case cycleOne, migrateFirst, migrateOver:
+		return s.bootstrap(ctx, c)
+	case alreadyMoved:
+		if s.Verb.Writes {
+			err = s.finishMigration()
+		}
+	}
+	if err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	if s.Verb.Name == "destroy" && s.selfServed() && s.found.body != nil {
+		unlock, err := s.detach(ctx)
+		if err != nil {
+			return tfhosts.ExitCodeOf(err), err
+		}
+		return s.destroyDetached(ctx, unlock)
+	}
+	if s.Verb.Writes && s.ledger.Mode != ModeRemote {
+		s.ledger.Mode = ModeRemote
+	}
+	if s.ledger.Served == nil {
+		s.ledger.Served = &s.found.served
+	}
+	if err := s.connect(ctx, s.found.client, upstreamBackend); err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	return s.verb(ctx)
+}
+
+// bootstrap is a BOOTSTRAP=1 run from wherever an earlier one stopped: cycle 1,
+// migration, cycle 2.
+func (s *session) bootstrap(ctx context.Context, c course) (int, error) {
+	var err error
+	if c == cycleOne {
+		_, serr := os.Stat(localPath(s.workDir))
+		if err = s.cycleOne(ctx, serr == nil); err == nil {
+			s.checkMigrated = true
+		}
+	}
+	if err == nil {
+		err = s.migrate(ctx)
+	}
+	if err != nil {
+		return s.finish(ctx, s.changes, err)
+	}
+	s.phase("cycle 2/2", "applying on "+s.found.served.Address)
+	return s.apply(ctx)
+}
+
+// onLocal runs a verb on the detached, or not yet migrated, local state.
+func (s *session) onLocal(ctx context.Context) (int, error) {
+	if s.Verb.Name == "apply" {
+		err := tfhosts.WithExit(tfhosts.ExitLostState, "bring the backend up again: BOOTSTRAP=1 tf-hosts apply",
+			errors.New("the state is detached from the backend, since a destroy of the backend's own graph"))
+		return tfhosts.ExitLostState, err
+	}
+	if s.Verb.Name == "destroy" {
+		return s.destroyDetached(ctx, func() error { return nil })
+	}
+	file, err := s.localFile()
+	if err == nil {
+		err = s.connect(ctx, file, upstreamFile)
+	}
+	if err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	return s.verb(ctx)
+}
+
+func (s *session) verb(ctx context.Context) (int, error) {
 	switch s.Verb.Name {
 	case "apply", "destroy":
 		return s.apply(ctx)
 	case "plan":
 		return s.plan(ctx)
-	default:
-		return s.other(ctx)
 	}
+	return s.other(ctx)
 }
 
 // watchInterrupt passes an interrupt on to the deploys and the relay; tofu gets
@@ -79,8 +168,7 @@ func (s *session) watchInterrupt() (stop func()) {
 
 // plan shows what an apply would do. tofu's output is the answer.
 func (s *session) plan(ctx context.Context) (int, error) {
-	out := s.args.out
-	args := s.planArgs(out, false)
+	args := s.planArgs(s.args.out, nil)
 	if s.args.detailedExitcode {
 		args = append(args, "-detailed-exitcode")
 	}
@@ -96,15 +184,15 @@ func (s *session) plan(ctx context.Context) (int, error) {
 	return tfhosts.ExitCodeOf(err), err
 }
 
-func (s *session) planArgs(out string, destroy bool) []string {
+func (s *session) planArgs(out string, extra []string) []string {
 	args := []string{"plan", "-input=false", s.args.lockTimeout, s.args.parallelism}
-	if destroy {
+	if s.Verb.Name == "destroy" {
 		args = append(args, "-destroy")
 	}
 	if out != "" {
 		args = append(args, "-out="+out)
 	}
-	return append(args, s.args.flags...)
+	return append(append(args, extra...), s.args.flags...)
 }
 
 // other runs a verb that is one command of tofu's.
@@ -134,21 +222,25 @@ func (s *session) other(ctx context.Context) (int, error) {
 			stdin = s.Stdin
 		}
 	}
+	if err := s.fault("verb." + s.Verb.Name); err != nil {
+		return tfhosts.ExitFailed, err
+	}
 	code, err := s.runTofu(ctx, s.Verb.Name, append(args, operands...), s.Answer, stdin)
 	if err != nil {
 		return tfhosts.ExitFailed, err
 	}
-	if path, err := s.saveErrored(); err != nil {
+	if path, err := s.saveErrored(); err != nil || path != "" {
+		if err == nil {
+			err = salvageError(path, errors.New("the backend did not take it"))
+		}
 		return tfhosts.ExitSalvage, err
-	} else if path != "" {
-		return tfhosts.ExitSalvage, salvageError(path)
 	}
 	if code != 0 {
 		err := s.tofuError(s.Verb.Name, code)
 		return tfhosts.ExitCodeOf(err), err
 	}
-	if s.Verb.Name == "state-push" && len(operands) == 1 {
-		if err := s.settleSalvage(operands[0]); err != nil {
+	if s.Verb.Name == "state-push" && len(operands) == 1 && filepath.Dir(operands[0]) == s.salvageDir() {
+		if err := s.markStored(operands[0]); err != nil {
 			return tfhosts.ExitFailed, err
 		}
 	}

@@ -1,10 +1,12 @@
 package bootstrap
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"fediversity.eu/tf-hosts/backend/relay"
 )
@@ -49,4 +51,20 @@ func startTime(stat string) (uint64, error) {
 		return 0, fmt.Errorf("reading a process's start time: %w", err)
 	}
 	return start, nil
+}
+
+// isZombie: field 3 of /proc/PID/stat. A process that only waits to be reaped
+// writes nothing any more.
+func isZombie(stat string) bool {
+	end := strings.LastIndexByte(stat, ')')
+	fields := strings.Fields(stat[end+1:])
+	return len(fields) > 0 && (fields[0] == "Z" || fields[0] == "X")
+}
+
+// interruptProcess sends one SIGINT to a process that is no child of ours.
+func interruptProcess(pid int) error {
+	if err := syscall.Kill(pid, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("interrupting tofu (pid %d): %w", pid, err)
+	}
+	return nil
 }

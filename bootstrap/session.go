@@ -49,6 +49,9 @@ type session struct {
 	workDir string
 	runDir  string
 	lock    *flock.Flock
+	ledger  *Ledger
+	info    relay.RunInfo
+	found   *found // the backend, when it answered
 	engine  *tofu.Engine
 	relay   *relay.Relay
 	// interruptible is relay, for the goroutine that watches for interrupts.
@@ -59,11 +62,19 @@ type session struct {
 	drop          chan struct{}
 	results       *verdicts
 	built         map[string]Built // by identity, set before the apply
+	// changes are those of cycle 1, for the one table at the end.
+	changes []tofu.NodeChange
+	// targets are the -target flags of cycle 1.
+	targets []string
+	// checkMigrated: cycle 1 ended with an empty plan, so the plan on the
+	// backend must be empty, too.
+	checkMigrated           bool
+	identified, initialized bool
 }
 
-// open prepares a run up to the point where tofu can plan: arguments, working
-// dir, lock, engine, graph, relay, init. close must be called for a session
-// even when open fails.
+// open prepares a run up to the point where the state is looked at: arguments,
+// working dir, lock, ledger, engine. close must be called for a session even
+// when open fails.
 func (s *session) open(ctx context.Context) error {
 	if err := checkEnviron(s.Environ); err != nil {
 		return err
@@ -74,6 +85,9 @@ func (s *session) open(ctx context.Context) error {
 		return err
 	}
 	s.args.addresses(s.Verb, s.Setup.Nodes)
+	if s.info, err = thisRun(s.id); err != nil {
+		return err
+	}
 	for _, dir := range []string{s.workDir, filepath.Join(s.workDir, "init"), s.runDir} {
 		if err := MakePrivate(dir); err != nil {
 			return err
@@ -84,16 +98,35 @@ func (s *session) open(ctx context.Context) error {
 		if s.lock, err = takeLock(ctx, s.workDir, h, s.args.wait, s.notice); err != nil {
 			return err
 		}
-		if err := sweepRuns(s.workDir, s.started); err != nil {
-			return err
-		}
 	}
-	if s.engine, err = tofu.Find(ctx, s.Engine); err != nil {
-		return tfhosts.WithExit(tfhosts.ExitFailed, `install OpenTofu 1.12 or newer, or name it: TF_HOSTS_TOFU=/path/to/tofu`, err)
-	}
-	if err := s.checkSalvage(); err != nil {
+	if s.ledger, err = readLedger(s.workDir, s.Setup.Backend.Address); err != nil {
 		return err
 	}
+	if s.engine, err = tofu.Find(ctx, s.Engine); err != nil {
+		return tfhosts.WithExit(tfhosts.ExitFailed, engineHint, err)
+	}
+	return s.checkEngine(ctx)
+}
+
+const engineHint = "install OpenTofu 1.12 or newer, or name it: TF_HOSTS_TOFU=/path/to/tofu"
+
+// checkEngine asks an engine for its version once, and keeps the answer.
+func (s *session) checkEngine(ctx context.Context) error {
+	sum := sha256.Sum256([]byte(s.engine.Fingerprint))
+	checked := filepath.Join(s.workDir, "init", "engine-"+hex.EncodeToString(sum[:16]))
+	if _, err := os.Stat(checked); err == nil {
+		return nil
+	}
+	version, err := s.engine.CheckVersion(ctx, s.runDir, append(s.Environ, "TF_CLI_CONFIG_FILE="+os.DevNull))
+	if err != nil {
+		return tfhosts.WithExit(tfhosts.ExitFailed, engineHint, err)
+	}
+	return durable.Replace(checked, []byte(version+"\n"), 0o600, "engine", s.Fault)
+}
+
+// connect puts the relay before an upstream and makes the run's folder ready
+// for tofu: graph, environment, init. It is called once for each phase.
+func (s *session) connect(ctx context.Context, upstream relay.Upstream, kind string) error {
 	if err := s.identify(ctx); err != nil {
 		return err
 	}
@@ -101,7 +134,7 @@ func (s *session) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	endpoint, err := s.startRelay(ctx)
+	endpoint, err := s.startRelay(ctx, upstream, kind)
 	if err != nil {
 		return err
 	}
@@ -113,6 +146,32 @@ func (s *session) open(ctx context.Context) error {
 	}
 	return s.initialize(ctx, graph)
 }
+
+// disconnect ends a phase: no deploy runs any more, a lock that tofu left is
+// released, the ledger knows the state that was seen last.
+func (s *session) disconnect() error {
+	var errs []error
+	if s.hand != nil {
+		errs = append(errs, s.hand.Close())
+		s.hand = nil
+	}
+	if s.relay == nil {
+		return errors.Join(errs...)
+	}
+	r := s.relay
+	s.relay = nil
+	errs = append(errs, s.release(r))
+	if body, ok := r.LastState(); ok && s.Verb.Writes {
+		errs = append(errs, s.remember(body))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), relayClose)
+	defer cancel()
+	errs = append(errs, r.Close(ctx))
+	s.interruptible.Store(nil)
+	return errors.Join(errs...)
+}
+
+func (s *session) journalDir() string { return filepath.Join(s.workDir, "journal") }
 
 func (s *session) openSocket() error {
 	if !s.Verb.Writes || !s.Verb.NeedsNodes {
@@ -143,6 +202,10 @@ func (s *session) setEnviron(endpoint relay.Endpoint) error {
 // identify fills in the config identity of every node, where the verb's plan
 // depends on it. All nodes that can not be evaluated are named at once.
 func (s *session) identify(ctx context.Context) error {
+	if s.identified {
+		return nil
+	}
+	s.identified = true
 	s.nodes = s.Setup.GraphNodes()
 	if !s.Verb.NeedsNodes {
 		return nil
@@ -180,62 +243,55 @@ func (s *session) writeGraph() ([]byte, error) {
 	return graph, nil
 }
 
-// startRelay puts the relay between tofu and the backend. The retry settings of
-// the setup are the relay's: the client below it makes one try, so that the
-// relay knows of every lost answer.
-func (s *session) startRelay(ctx context.Context) (relay.Endpoint, error) {
-	const hint = "correct http_backend in the setup file"
-	cfg, err := client.FromBackend(s.Setup.Backend)
-	if err != nil {
-		return relay.Endpoint{}, tfhosts.WithExit(tfhosts.ExitUsage, hint, err)
-	}
-	firstTries := cfg.RetryMax + 1
-	cfg.RetryMax = 0
-	upstream, err := client.New(cfg)
-	if err != nil {
-		return relay.Endpoint{}, tfhosts.WithExit(tfhosts.ExitUsage, hint, err)
-	}
-	info, err := thisRun(s.id)
-	if err != nil {
-		return relay.Endpoint{}, err
-	}
-	s.relay, err = relay.New(relay.Config{
-		Upstream: upstream, JournalDir: filepath.Join(s.workDir, "journal"), RunInfo: info,
-		Events: s.Events, Fault: s.Fault, FirstTries: firstTries,
-		RetryWaitMin: cfg.RetryWaitMin, RetryWaitMax: cfg.RetryWaitMax,
+// startRelay puts the relay between tofu and the upstream. The retry settings of
+// the setup are the relay's: a client makes one try, so that the relay knows of
+// every lost answer. A writing run enters the ledger before its tofu exists.
+func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind string) (relay.Endpoint, error) {
+	b := s.Setup.Backend
+	r, err := relay.New(relay.Config{
+		Upstream: upstream, JournalDir: s.journalDir(), RunInfo: s.info,
+		Events: s.Events, Fault: s.Fault, FirstTries: b.RetryMax + 1,
+		RetryWaitMin: b.RetryWaitMin, RetryWaitMax: b.RetryWaitMax,
 		AllowRewind: s.Verb.Name == "state-push" && slices.Contains(s.args.flags, "-force"),
 	})
 	if err != nil {
 		return relay.Endpoint{}, err
 	}
-	endpoint, err := s.relay.Start(ctx)
+	endpoint, err := r.Start(ctx)
 	if err != nil {
 		return relay.Endpoint{}, err
 	}
-	s.interruptible.Store(s.relay)
+	s.relay = r
+	s.interruptible.Store(r)
 	if s.interrupted() {
-		s.relay.Interrupted()
+		r.Interrupted()
 	}
-	return endpoint, nil
+	if !s.Verb.Writes {
+		return endpoint, nil
+	}
+	s.ledger.Run = &RunRef{
+		RunInfo: s.info, Port: endpoint.Port, Username: endpoint.Username, Password: endpoint.Password, Upstream: kind,
+	}
+	return endpoint, s.writeLedger()
 }
 
 // initialize gives the run its TF_DATA_DIR: a copy of what init made for the
-// same graph shape and engine, or a new init. The engine's version is checked
-// only for a new one. A changed address needs none (facts: reproduced).
+// same graph shape and engine, or a new init. A changed address needs none
+// (reproduced).
 func (s *session) initialize(ctx context.Context, graph []byte) error {
 	sum := sha256.Sum256([]byte(s.engine.Fingerprint + "\x00" + string(graph)))
 	cached := filepath.Join(s.workDir, "init", hex.EncodeToString(sum[:16]))
 	data := filepath.Join(s.runDir, dataFolder)
+	if s.initialized {
+		return nil
+	}
+	s.initialized = true
 	if _, err := os.Stat(cached); err == nil {
 		return s.copyInit(cached, data)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("looking for an earlier init: %w", err)
 	}
 	s.step("init", "initializing OpenTofu")
-	version, err := s.engine.CheckVersion(ctx, s.runDir, s.env)
-	if err != nil {
-		return tfhosts.WithExit(tfhosts.ExitFailed, "install OpenTofu 1.12 or newer, or name it: TF_HOSTS_TOFU=/path/to/tofu", err)
-	}
 	code, err := s.runTofu(ctx, "init", []string{"init", "-input=false"}, io.Discard, nil)
 	if err != nil {
 		return err
@@ -244,7 +300,6 @@ func (s *session) initialize(ctx context.Context, graph []byte) error {
 		s.showFailure("init")
 		return s.tofuError("init", code)
 	}
-	s.step("init.keep", "keeping what init made with OpenTofu "+version)
 	return s.keepInit(data, cached)
 }
 
@@ -323,14 +378,9 @@ func (s *session) showFailure(name string) {
 
 // close ends the run's parts in the order in which they depend on each other.
 func (s *session) close() error {
-	var errs []error
-	if s.hand != nil {
-		errs = append(errs, s.hand.Close())
-	}
-	if s.relay != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), relayClose)
-		defer cancel()
-		errs = append(errs, s.relay.Close(ctx))
+	errs := []error{s.disconnect()}
+	if s.found != nil {
+		errs = append(errs, s.found.close())
 	}
 	if s.lock != nil {
 		errs = append(errs, s.lock.Unlock())

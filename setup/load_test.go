@@ -82,7 +82,7 @@ func TestLoadMinimal(t *testing.T) {
 			UnlockAddress: "http://localhost:8080/state/project1/example", UnlockMethod: "UNLOCK",
 			UpdateMethod: "POST", RetryMax: 2, RetryWaitMin: time.Second, RetryWaitMax: 30 * time.Second,
 		},
-		Bootstrap: true, Bash: "/bin/sh",
+		Bootstrap: false, Bash: "/bin/sh",
 		Runner: tfhosts.RunnerSettings{Parallelism: 10},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

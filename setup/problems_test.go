@@ -136,7 +136,7 @@ func TestLoadProblems(t *testing.T) {
 		"SSH_NODES is no JSON":          {minimal, []string{`SSH_NODES={"a": `}, []string{"SSH_NODES: line 1, column 7: malformed JSON: unexpected end of JSON input"}},
 		"SSH_NODES is no object":        {minimal, []string{`SSH_NODES=[]`}, []string{"SSH_NODES: a value of type object is expected, not array"}},
 		"BOOTSTRAP=true":                {minimal, []string{"BOOTSTRAP=true"}, []string{`BOOTSTRAP: only 1 means set, not "true"`}},
-		"a variable of a later version": {minimal, []string{"DEPLOYMENT=x", "TF_RECLAIM_OWN_LOCK=1"}, []string{"DEPLOYMENT: " + unsupported + " (unset it)", "TF_RECLAIM_OWN_LOCK: " + unsupported + " (unset it)"}},
+		"a variable of a later version": {minimal, []string{"DEPLOYMENT=x"}, []string{"DEPLOYMENT: " + unsupported + " (unset it)"}},
 		"numbers and methods in TF_HTTP_*": {minimal, []string{"TF_HTTP_RETRY_MAX=-1", "TF_HTTP_RETRY_WAIT_MIN=1s", "TF_HTTP_LOCK_METHOD=lock"}, []string{
 			`TF_HTTP_LOCK_METHOD: "lock" is no HTTP method`,
 			`TF_HTTP_RETRY_MAX: "-1" is no whole number from 0`,

@@ -233,7 +233,10 @@ func (l *loader) variables() {
 
 func (l *loader) rest(doc document) {
 	s := l.setup
-	s.Bootstrap = doc.Bootstrap == nil || *doc.Bootstrap
+	s.Bootstrap = doc.SelfBackend != nil
+	if doc.Bootstrap != nil {
+		s.Bootstrap = *doc.Bootstrap
+	}
 	s.PublishedNamesExpr = doc.PublishedNamesExpr
 	s.DeployRunner = doc.DeployRunner
 	if len(doc.DeployRunner) > 0 && doc.DeployRunner[0] == "" {

@@ -53,15 +53,18 @@ func Variables() []Variable {
 		{Name: "TF_HTTP_CLIENT_PRIVATE_KEY_PEM", Flag: "http-key-file", Key: "$.http_backend.key_file", Secret: true, Doc: "key of the client certificate, PEM text"},
 		{Name: "TF_VERB", Flag: "verb", Doc: "the verb to run, where none is on the command line"},
 		{Name: "BOOTSTRAP", Flag: "bootstrap", Bool: true, Doc: "bring up the backend that the graph itself deploys"},
+		{Name: "BOOTSTRAP_SELF_BACKEND", Flag: "self-backend", Bool: true, Doc: "the graph deploys the backend of its own state"},
+		{Name: "BOOTSTRAP_ALLOW_LOST_STATE", Flag: "allow-lost-state", Bool: true, Doc: "give a lost state up and go on; what is known of it is archived"},
+		{Name: "TF_RECLAIM_OWN_LOCK", Flag: "reclaim-own-lock", Bool: true, Doc: "release the lock that a dead run of this user on this machine left"},
 		{Name: "BOOTSTRAP_STATE_DIR", Flag: "state-dir", Default: "$XDG_STATE_HOME/tf-hosts", Doc: "parent of the working dirs"},
 		{Name: "NO_COLOR", Flag: "no-color", Bool: true, Doc: "no colours; as everywhere, any value counts"},
 	}
 }
 
-// reserved are variables of the method that this version does not act on. Each
-// changes what an apply may do, so one that is set is refused, not passed over.
+// reserved are variables of the method that this version does not act on. They
+// change what an apply may do, so one that is set is refused, not passed over.
 func reserved() []string {
-	return []string{"BOOTSTRAP_SELF_BACKEND", "BOOTSTRAP_ALLOW_LOST_STATE", "TF_RECLAIM_OWN_LOCK", "DEPLOYMENT"}
+	return []string{"DEPLOYMENT"}
 }
 
 // Origins of a value.

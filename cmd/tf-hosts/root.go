@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -46,7 +45,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 	for _, v := range tfhosts.Verbs() {
 		root.AddCommand(newVerbCommand(p, v))
 	}
-	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p)} {
+	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p)} {
 		c.GroupID = "own"
 		root.AddCommand(c)
 	}
@@ -75,7 +74,11 @@ func (p *program) runBare(c *cobra.Command, args []string) error {
 		return err
 	}
 	if name == "" {
-		return c.Help()
+		if on, _ := p.environment().Bool("BOOTSTRAP"); on { //nolint:errcheck // checkBootstrap has
+			name = "apply"
+		} else {
+			return c.Help()
+		}
 	}
 	verb, ok := tfhosts.LookupVerb(name)
 	if !ok {
@@ -103,10 +106,6 @@ func (p *program) checkBootstrap(verb string) error {
 	if verb != "" && fromEnv != "" && fromEnv != verb {
 		return tfhosts.WithExit(tfhosts.ExitChanges, "unset TF_VERB",
 			fmt.Errorf("TF_VERB=%s contradicts the verb %q", fromEnv, verb))
-	}
-	if bootstrap {
-		return tfhosts.WithExit(tfhosts.ExitUsage, "start a state server first: tf-hosts backend serve",
-			errors.New("this version does not bring up the graph's own backend"))
 	}
 	return nil
 }

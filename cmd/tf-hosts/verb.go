@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 
@@ -41,30 +42,11 @@ func newVerbCommand(p *program, verb tfhosts.Verb) *cobra.Command {
 
 // runVerb runs one verb of OpenTofu's on the graph.
 func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.Verb, args []string) error {
-	s, err := p.loadSetup(false)
+	cfg, w, err := p.wrapperConfig()
 	if err != nil {
 		return err
 	}
-	stateDir, err := p.stateDir()
-	if err != nil {
-		return err
-	}
-	cacheDir, err := p.cacheDir()
-	if err != nil {
-		return err
-	}
-	self, err := runArgv()
-	if err != nil {
-		return err
-	}
-	workDir := bootstrap.WorkDir(stateDir, s.Backend.Address)
-	w := newWorker(s, workDir, p.teller.event)
-	cfg := bootstrap.Config{
-		Setup: s, Verb: verb, Args: args, StateDir: stateDir, CallerDir: p.dir, Executable: self,
-		Engine:  tofu.FindConfig{Explicit: p.environment().Value("TF_HOSTS_TOFU"), CacheDir: cacheDir},
-		Environ: p.environ, Answer: p.stdout, Story: p.teller, Stdin: p.stdin,
-		Color: p.colored(p.stdout), Events: p.teller.event, Interrupt: p.interrupt, Worker: w.funcs(),
-	}
+	cfg.Verb, cfg.Args = verb, args
 	if verb.Name == "apply" || verb.Name == "destroy" {
 		cfg.Color = p.colored(p.stderr)
 	}
@@ -72,11 +54,51 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 		cfg.Ask = p.ask
 	}
 	code, err := bootstrap.Run(ctx, cfg)
-	if cerr := w.close(); cerr != nil && err == nil {
-		err = cerr
-	}
 	p.code = code
-	return err
+	return errors.Join(err, w.close())
+}
+
+// wrapperConfig is what every run of the wrapper needs; the worker must be
+// closed after it.
+func (p *program) wrapperConfig() (bootstrap.Config, *worker, error) {
+	var cfg bootstrap.Config
+	s, err := p.loadSetup(false)
+	if err != nil {
+		return cfg, nil, err
+	}
+	stateDir, err := p.stateDir()
+	if err != nil {
+		return cfg, nil, err
+	}
+	cacheDir, err := p.cacheDir()
+	if err != nil {
+		return cfg, nil, err
+	}
+	self, err := runArgv()
+	if err != nil {
+		return cfg, nil, err
+	}
+	w := newWorker(s, bootstrap.WorkDir(stateDir, s.Backend.Address), p.teller.event)
+	cfg = bootstrap.Config{
+		Setup: s, StateDir: stateDir, CallerDir: p.dir, Executable: self,
+		Engine:  tofu.FindConfig{Explicit: p.environment().Value("TF_HOSTS_TOFU"), CacheDir: cacheDir},
+		Environ: p.environ, Answer: p.stdout, Story: p.teller, Stdin: p.stdin,
+		Color: p.colored(p.stdout), Events: p.teller.event, Interrupt: p.interrupt, Worker: w.funcs(),
+	}
+	for name, to := range map[string]*bool{
+		"BOOTSTRAP": &cfg.Bootstrap, "BOOTSTRAP_SELF_BACKEND": &cfg.SelfBackend,
+		"BOOTSTRAP_ALLOW_LOST_STATE": &cfg.AllowLost, "TF_RECLAIM_OWN_LOCK": &cfg.ReclaimOwnLock,
+	} {
+		if *to, err = p.environment().Bool(name); err != nil {
+			return cfg, nil, tfhosts.WithExit(tfhosts.ExitUsage, "unset it, or set it to 1", err)
+		}
+	}
+	cfg.SelfBackend = cfg.SelfBackend || s.Bootstrap
+	if cfg.Bootstrap && !cfg.SelfBackend {
+		return cfg, nil, tfhosts.WithExit(tfhosts.ExitUsage, `name its node in self_backend, or set "bootstrap": true`,
+			errors.New("BOOTSTRAP=1, and the setup does not say that this graph deploys its own backend"))
+	}
+	return cfg, w, nil
 }
 
 // completeNodes completes the names of nodes.

@@ -27,7 +27,7 @@ func newWorker(s *tfhosts.Setup, workDir string, events func(tfhosts.Event)) *wo
 		pool: hostconn.NewPool(hostconn.Config{KnownHosts: bootstrap.KnownHosts(workDir), Events: events}),
 		nix:  nix.New(nix.Config{Options: s.Runner.NixOptions, RootsDir: bootstrap.Roots(workDir), Events: events}),
 	}
-	w.runner = runner.New(runner.Config{Dial: w.pool.Dial, Nix: w.nix, Events: events})
+	w.runner = runner.New(runner.Config{Dial: w.pool.Dial, Nix: w.nix, Dir: s.Dir, Events: events})
 	return w
 }
 
@@ -35,7 +35,7 @@ func (w *worker) close() error { return w.pool.Close() }
 
 // funcs is the worker as the wrapper knows it: flows never import flows.
 func (w *worker) funcs() bootstrap.Worker {
-	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy}
+	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Forward: w.forward}
 }
 
 func (w *worker) identity(ctx context.Context, _, conf, given string) (string, error) {
@@ -59,6 +59,21 @@ func (w *worker) deploy(ctx context.Context, req bootstrap.DeployRequest) tfhost
 		Name: req.Name, Node: req.Node, Settings: req.Settings,
 		Built: req.Built.Out, BuildErr: req.Built.Err, Drop: req.Drop,
 	})
+}
+
+// forward opens a connection to a node, through which the backend is reached.
+func (w *worker) forward(ctx context.Context, name string, n tfhosts.SetupNode) (bootstrap.Forward, error) {
+	options, err := n.Options()
+	if err != nil {
+		return bootstrap.Forward{}, err
+	}
+	conn, err := w.pool.Dial(ctx, hostconn.Target{
+		Name: name, Host: n.Host, User: n.Username, KeyFile: n.KeyFile, HostKey: n.HostKey, Options: options,
+	})
+	if err != nil {
+		return bootstrap.Forward{}, err
+	}
+	return bootstrap.Forward{Dial: conn.DialContext, Close: conn.Close}, nil
 }
 
 // runArgv is the argv of "tf-hosts run" for the provisioner.

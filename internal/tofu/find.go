@@ -107,6 +107,12 @@ func newEngine(path string) (*Engine, error) {
 	}, nil
 }
 
+// IsEngine says whether an executable is one, by its name.
+func IsEngine(path string) bool {
+	base := filepath.Base(path)
+	return strings.HasPrefix(base, "tofu") || strings.HasPrefix(base, "terraform")
+}
+
 // CheckVersion starts the engine once and refuses one that is too old. dir is
 // any existing folder. "terraform" passes from 1.11 on, when it was named
 // explicitly.
