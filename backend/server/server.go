@@ -148,7 +148,7 @@ func (s *Server) serve(c *call) {
 		return
 	}
 	parts := strings.SplitN(rest, "/", 3)
-	if len(parts) == 3 {
+	if len(parts) == 3 && parts[2] != "" { // a slash at the end stays and is refused
 		c.sub = parts[2]
 		parts = parts[:2]
 	}
