@@ -120,10 +120,14 @@ func (r *Relay) forward(ctx context.Context, id string, body []byte) error {
 		return out.err
 	}
 	done, err := r.relock(ctx, held, body)
-	if err != nil {
-		return errors.Join(out.err, err)
-	}
-	if done {
+	var locked *api.LockedError
+	switch {
+	case errors.As(err, &locked) && locked.Holder.ID == "":
+		// The lock was never lost, or an operator released it: the refusal stands.
+		return out.err
+	case err != nil:
+		return fmt.Errorf("%w (after: %s)", err, out.err.Error())
+	case done:
 		return nil
 	}
 	return send().err
@@ -151,8 +155,6 @@ func (r *Relay) stored(ctx context.Context, body []byte) bool {
 func (r *Relay) relock(ctx context.Context, held api.LockInfo, body []byte) (done bool, err error) {
 	out := r.take(ctx, held)
 	if out.err != nil {
-		// Also with our own ID as holder: the lock was never lost, and the refusal
-		// of the write had another reason.
 		return false, fmt.Errorf("taking the lock again: %w", out.err)
 	}
 	var got []byte
