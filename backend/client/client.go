@@ -240,7 +240,7 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, body []byte)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		if resp != nil {
-			resp.Body.Close()
+			err = errors.Join(err, resp.Body.Close())
 		}
 		return answer{}, classify(ctx, err)
 	}

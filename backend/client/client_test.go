@@ -10,7 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -49,7 +49,7 @@ func newClient(t *testing.T, cfg client.Config) *client.Client {
 func serve(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	srv := httptest.NewUnstartedServer(h)
-	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	srv.Start()
 	t.Cleanup(srv.Close)
 	return srv.URL + "/state/p/n?token=" + secret
@@ -63,7 +63,7 @@ func say(status int, body string) http.HandlerFunc {
 		}
 		w.WriteHeader(status)
 		if status != http.StatusNoContent && status != http.StatusNotModified {
-			fmt.Fprint(w, body)
+			_, _ = fmt.Fprint(w, body)
 		}
 	}
 }
@@ -74,9 +74,11 @@ func TestErrorClasses(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := "http://" + closed.Addr().String() + "/state?token=" + secret
-	closed.Close()
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
 	tlsServer := httptest.NewUnstartedServer(say(200, good))
-	tlsServer.Config.ErrorLog = log.New(io.Discard, "", 0)
+	tlsServer.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	tlsServer.StartTLS()
 	t.Cleanup(tlsServer.Close)
 	plain := serve(t, say(200, good))
@@ -106,11 +108,11 @@ func TestErrorClasses(t *testing.T) {
 		{name: "502", handler: say(502, "<html>"), want: api.ErrUnavailable, exit: 5},
 		{name: "cut off", handler: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
-			fmt.Fprint(w, good)
+			_, _ = fmt.Fprint(w, good)
 		}, want: api.ErrUnavailable, exit: 5},
 		{name: "damaged", handler: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-MD5", "1B2M2Y8AsgTpgAmY7PhCfg==")
-			fmt.Fprint(w, good)
+			_, _ = fmt.Fprint(w, good)
 		}, want: api.ErrUnavailable, exit: 5},
 		{name: "connection drops", handler: func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, want: api.ErrUnavailable, exit: 5},
 		{
@@ -194,7 +196,7 @@ func TestRequestsOnTheWire(t *testing.T) {
 			t.Errorf("%s: Content-Length %d for %d bytes", r.Method, r.ContentLength, len(b))
 		}
 		if r.Method == http.MethodGet {
-			fmt.Fprint(w, good)
+			_, _ = fmt.Fprint(w, good)
 		}
 	})
 	c := newClient(t, client.Config{
@@ -327,7 +329,7 @@ func TestProbe(t *testing.T) {
 		return func(w http.ResponseWriter, r *http.Request) {
 			status := map[string]int{"GET": 404, "LOCK": lock, "UNLOCK": unlock}[r.Method]
 			w.WriteHeader(status)
-			fmt.Fprint(w, body)
+			_, _ = fmt.Fprint(w, body)
 		}
 	}
 	for _, tt := range []struct {

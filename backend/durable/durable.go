@@ -41,7 +41,7 @@ func Replace(path string, data []byte, perm os.FileMode, op string, fault Fault)
 	if err != nil {
 		return fmt.Errorf("writing %q: %w", path, err)
 	}
-	defer f.Cleanup() //nolint:errcheck // a no-op after the rename, and the first error counts before it
+	defer f.Cleanup()
 	if _, err := f.Write(data); err != nil {
 		return fmt.Errorf("writing %q: %w", path, err)
 	}

@@ -242,7 +242,9 @@ func (r *Relay) Close(ctx context.Context) error {
 	}
 	r.giveUp()
 	err = errors.Join(err, r.server.Close())
-	<-r.served
+	if served := <-r.served; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
 	r.handlers.Wait()
 	r.server = nil
 	return err

@@ -43,11 +43,10 @@ func findTofu(t *testing.T) string {
 }
 
 type tofu struct {
-	t    *testing.T
-	bin  string
-	dir  string
-	env  []string
-	last string
+	t   *testing.T
+	bin string
+	dir string
+	env []string
 }
 
 func newTofu(t *testing.T, env []string, main string) *tofu {

@@ -84,7 +84,9 @@ func newFixture(t *testing.T, fresh func(*testing.T) backing, cfg server.Config)
 	}))
 	t.Cleanup(func() {
 		srv.Close()
-		s.store.Close()
+		if err := s.store.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 	s.url = srv.URL
 	s.client = &http.Client{
@@ -274,7 +276,7 @@ func TestShutdownFinishesWrites(t *testing.T) {
 			posted <- 0
 			return
 		}
-		resp.Body.Close()
+		defer resp.Body.Close()
 		posted <- resp.StatusCode
 	}()
 	<-inWrite

@@ -15,7 +15,7 @@ import (
 	"fediversity.eu/tf-hosts/backend/store"
 )
 
-// ForceHeader, set to 1 by an admin, lifts the guard of a POST: other lineage,
+// ForceHeader set to 1 by an admin lifts the guard of a POST: other lineage,
 // lower serial, or a state that is lost. It is logged.
 const ForceHeader = "Tf-Hosts-Force"
 
