@@ -346,17 +346,20 @@ func TestJournalKeepsTheNewest(t *testing.T) {
 }
 
 // upstream is an Upstream of funcs: for patience, where time matters.
-type upstream struct{ get func() ([]byte, error) }
+type upstream struct {
+	get  func() ([]byte, error)
+	post func() error
+}
 
 func (u upstream) Get(context.Context) ([]byte, error)        { return u.get() }
-func (u upstream) Post(context.Context, string, []byte) error { return nil }
+func (u upstream) Post(context.Context, string, []byte) error { return u.post() }
 func (u upstream) Lock(context.Context, api.LockInfo) error   { return nil }
 func (u upstream) Unlock(context.Context, api.LockInfo) error { return nil }
 
 func TestPatience(t *testing.T) {
 	t.Run("before first contact three tries", func(t *testing.T) {
 		tries := 0
-		g := newRig(t, &backend{}, relay.Config{Upstream: upstream{func() ([]byte, error) {
+		g := newRig(t, &backend{}, relay.Config{Upstream: upstream{get: func() ([]byte, error) {
 			tries++
 			return nil, api.ErrUnreachable
 		}}})
@@ -370,7 +373,7 @@ func TestPatience(t *testing.T) {
 		tries := 0
 		g := newRig(t, &backend{}, relay.Config{
 			Events: func(e tfhosts.Event) { events = append(events, e) },
-			Upstream: upstream{func() ([]byte, error) {
+			Upstream: upstream{get: func() ([]byte, error) {
 				if tries++; tries == 1 || tries > 30 {
 					return []byte(state(1)), nil
 				}
@@ -385,7 +388,7 @@ func TestPatience(t *testing.T) {
 	})
 	t.Run("after it not for ever", func(t *testing.T) {
 		answered := false
-		g := newRig(t, &backend{}, relay.Config{Patience: 50 * time.Millisecond, Upstream: upstream{func() ([]byte, error) {
+		g := newRig(t, &backend{}, relay.Config{Patience: 50 * time.Millisecond, Upstream: upstream{get: func() ([]byte, error) {
 			if !answered {
 				answered = true
 				return []byte(state(1)), nil
@@ -399,7 +402,7 @@ func TestPatience(t *testing.T) {
 		away := make(chan struct{})
 		once := sync.Once{}
 		tries := 0
-		g := newRig(t, &backend{}, relay.Config{InterruptedPatience: 30 * time.Millisecond, Upstream: upstream{func() ([]byte, error) {
+		g := newRig(t, &backend{}, relay.Config{InterruptedPatience: 30 * time.Millisecond, Upstream: upstream{get: func() ([]byte, error) {
 			if tries++; tries == 1 {
 				return []byte(state(1)), nil
 			}
@@ -465,5 +468,45 @@ func TestRelayStartsAgain(t *testing.T) {
 	var info relay.RunInfo
 	if err := json.Unmarshal([]byte(held.Info), &info); err != nil || info.RunID != "r1" {
 		t.Errorf("the lock's Info = %q, want the run's", held.Info)
+	}
+}
+
+// Close does not wait for ever for a write that waits for the backend.
+func TestCloseGivesUp(t *testing.T) {
+	away := make(chan struct{})
+	var once sync.Once
+	r, ep := startRelay(t, relay.Config{
+		RetryWaitMin: time.Hour, RetryWaitMax: time.Hour,
+		Upstream: upstream{get: func() ([]byte, error) { return []byte(state(1)), nil }, post: func() error {
+			once.Do(func() { close(away) })
+			return api.ErrUnreachable
+		}},
+	})
+	g := &rig{t: t, relay: r, ep: ep}
+	g.do(200, "GET", "", "")
+	posted := make(chan struct{})
+	go func() {
+		defer close(posted)
+		req, err := http.NewRequest(http.MethodPost, ep.Address, strings.NewReader(state(2)))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		req.SetBasicAuth(ep.Username, ep.Password)
+		if resp, err := http.DefaultTransport.RoundTrip(req); err == nil {
+			defer resp.Body.Close()
+			t.Errorf("a POST that was given up = %d, want a broken connection", resp.StatusCode)
+		}
+	}()
+	<-away
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Close() = %v, want the end of its context", err)
+	}
+	<-posted
+	if d := time.Since(begin); d > 10*time.Second {
+		t.Errorf("Close() took %s", d)
 	}
 }

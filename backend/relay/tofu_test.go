@@ -21,7 +21,7 @@ import (
 )
 
 // findTofu finds a real tofu; without one the test is skipped, except in CI.
-func findTofu(t *testing.T) string {
+func findTofu(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("TF_HOSTS_TOFU"); p != "" {
 		return p
@@ -43,13 +43,13 @@ func findTofu(t *testing.T) string {
 }
 
 type tofu struct {
-	t   *testing.T
+	t   testing.TB
 	bin string
 	dir string
 	env []string
 }
 
-func newTofu(t *testing.T, env []string, main string) *tofu {
+func newTofu(t testing.TB, env []string, main string) *tofu {
 	t.Helper()
 	tf := &tofu{t: t, bin: findTofu(t), dir: t.TempDir()}
 	tf.env = append([]string{
@@ -87,7 +87,7 @@ resource "terraform_data" "one" {
 }
 `
 
-func newServer(t *testing.T) (*httptest.Server, *bytes.Buffer) {
+func newServer(t testing.TB) (*httptest.Server, *bytes.Buffer) {
 	t.Helper()
 	st, err := store.OpenFiles(t.TempDir(), store.FilesConfig{})
 	if err != nil {
@@ -107,7 +107,7 @@ func newServer(t *testing.T) (*httptest.Server, *bytes.Buffer) {
 	return srv, &log
 }
 
-func newClient(t *testing.T, address string) *client.Client {
+func newClient(t testing.TB, address string) *client.Client {
 	t.Helper()
 	c, err := client.New(client.Config{Address: address, Username: "ops", Password: "pw-of-backend", Timeout: 10 * time.Second})
 	if err != nil {
@@ -117,7 +117,7 @@ func newClient(t *testing.T, address string) *client.Client {
 	return c
 }
 
-func startRelay(t *testing.T, cfg relay.Config) (*relay.Relay, relay.Endpoint) {
+func startRelay(t testing.TB, cfg relay.Config) (*relay.Relay, relay.Endpoint) {
 	t.Helper()
 	if cfg.JournalDir == "" {
 		cfg.JournalDir = t.TempDir()
