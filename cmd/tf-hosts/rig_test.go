@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -45,6 +46,8 @@ type rig struct {
 	address string
 	nodes   map[string]map[string]any
 	runner  map[string]any
+	// more is the rest of the setup file, over what writeSetup writes by itself.
+	more    map[string]any
 	environ []string
 }
 
@@ -119,10 +122,12 @@ func (r *rig) onHost(node string, h *fleettest.Host) {
 
 func (r *rig) writeSetup() {
 	r.t.Helper()
-	b, err := json.MarshalIndent(map[string]any{
+	setup := map[string]any{
 		"version": 1, "nodes": r.nodes, "runner": r.runner,
 		"http_backend": map[string]any{"address": r.address, "username": testUser, "password_file": "password"},
-	}, "", "  ")
+	}
+	maps.Copy(setup, r.more)
+	b, err := json.MarshalIndent(setup, "", "  ")
 	if err != nil {
 		r.t.Fatal(err)
 	}
