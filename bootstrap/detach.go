@@ -99,9 +99,13 @@ func (s *session) destroyDetached(ctx context.Context, unlock func() error) (int
 	f, rerr := s.reach(ctx)
 	switch {
 	case rerr == nil:
+		if s.ReclaimOwnLock && !f.gone { // an interrupted destroy left it
+			err = errors.Join(err, s.reclaim(ctx, f.client))
+		}
 		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "detach", Message: fmt.Sprintf(
 			"the backend at %s still answers and holds a superseded copy of the state", f.served.Address)})
-		return code, errors.Join(err, f.close())
+		err = errors.Join(err, f.close())
+		return tfhosts.WorstExit(code, tfhosts.ExitCodeOf(err)), err
 	case errors.Is(rerr, api.ErrUnreachable):
 		return code, err
 	}

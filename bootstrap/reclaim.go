@@ -147,16 +147,33 @@ func tofuOf(runDir string) (int, error) {
 
 // adopt serves the tofu that outlived its wrapper, on the port and with the
 // credentials that it knows, until it ends. Its deploys ended with the wrapper.
-func (s *session) adopt(ctx context.Context, upstream relay.Upstream) error {
+func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 	run := s.ledger.Run
 	if run == nil || run.Port == 0 || run.BootID != s.info.BootID {
-		return nil
+		return false, nil
 	}
 	dir := filepath.Join(s.workDir, "runs", run.RunID)
 	pid, err := tofuOf(dir)
 	if err != nil || pid == 0 {
-		return err
+		return false, err
 	}
+	var upstream relay.Upstream
+	switch {
+	case run.Upstream == upstreamFile:
+		if upstream, err = s.localFile(); err != nil {
+			return false, err
+		}
+	case s.found != nil:
+		upstream = s.found.client
+	default:
+		return false, tfhosts.WithExit(tfhosts.ExitUnreachable, "see that the backend answers, then run the same command again",
+			fmt.Errorf("tofu of the run %s lives on (pid %d) and can not be served: %w", run.RunID, pid, api.ErrUnreachable))
+	}
+	return true, s.serveUntilEnd(ctx, upstream, run, dir, pid)
+}
+
+// serveUntilEnd is the relay of a tofu that is no child of ours.
+func (s *session) serveUntilEnd(ctx context.Context, upstream relay.Upstream, run *RunRef, dir string, pid int) error {
 	s.step("adopt", fmt.Sprintf("tofu of the run %s lives on (pid %d); serving it until it ends", run.RunID, pid))
 	held, err := heldBy(ctx, upstream, run.RunID)
 	if err != nil {

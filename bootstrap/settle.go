@@ -37,6 +37,18 @@ func (s *session) settle(ctx context.Context) (decision, error) {
 		}
 	}
 	if s.Verb.Writes {
+		adopted, err := s.adopt(ctx)
+		if err != nil {
+			return decision{}, err
+		}
+		if adopted { // the state moved on
+			if err := s.leave(); err != nil {
+				return decision{}, err
+			}
+			if sit, awayErr, err = s.look(ctx); err != nil {
+				return decision{}, err
+			}
+		}
 		if sit, err = s.mend(ctx, sit); err != nil {
 			return decision{}, err
 		}
@@ -184,8 +196,8 @@ func (s *session) waitReachable(ctx context.Context, limit time.Duration) error 
 	}
 }
 
-// mend serves a tofu that outlived its wrapper, reclaims our own stale lock and
-// stores what could not be stored, on the backend or on the local file.
+// mend reclaims our own stale locks and stores what could not be stored, on the
+// backend or on the local file.
 func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	if err := sweepRuns(s.workDir, s.started); err != nil {
 		return sit, err
@@ -195,14 +207,26 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	if run := s.ledger.Run; sit.local == nil && !sit.marker && run != nil && run.Upstream == upstreamFile && !sit.reachable {
 		onFile = true // killed before cycle 1 stored anything
 	}
+	file, err := s.localFile()
+	if err != nil {
+		return sit, err
+	}
+	if held, err := file.Holder(); err != nil {
+		return sit, err
+	} else if held != nil { // nobody else can hold the lock of a file in our own working dir
+		if err := s.reclaim(ctx, file); err != nil {
+			return sit, err
+		}
+	}
+	if s.ReclaimOwnLock && s.found != nil && !s.found.gone {
+		if err := s.reclaim(ctx, s.found.client); err != nil {
+			return sit, err
+		}
+	}
 	var upstream relay.Upstream
 	var base []byte
 	switch {
 	case onFile:
-		file, err := s.localFile()
-		if err != nil {
-			return sit, err
-		}
 		upstream = file
 		if base, err = file.Get(ctx); err != nil && !errors.Is(err, api.ErrNotFound) {
 			return sit, err
@@ -211,19 +235,6 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 		upstream, base = s.found.client, s.found.body
 	default:
 		return sit, s.collectSalvage()
-	}
-	if err := s.adopt(ctx, upstream); err != nil {
-		return sit, err
-	}
-	if onFile { // nobody else can hold the lock of a file in our own working dir
-		if err := s.reclaim(ctx, upstream); err != nil {
-			return sit, err
-		}
-	}
-	if s.ReclaimOwnLock && s.found != nil && !s.found.gone {
-		if err := s.reclaim(ctx, s.found.client); err != nil {
-			return sit, err
-		}
 	}
 	if s.Verb.Name == "force-unlock" || s.Verb.Name == "state-push" || s.lostAlready(sit, onFile) {
 		return sit, s.collectSalvage()
@@ -249,6 +260,16 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	}
 	s.found.body = body
 	return s.fill(sit), nil
+}
+
+// leave gives the backend that answered back.
+func (s *session) leave() error {
+	if s.found == nil {
+		return nil
+	}
+	f := s.found
+	s.found = nil
+	return f.close()
 }
 
 // lostAlready: a salvage must not fill a key that lost its state.
@@ -293,4 +314,6 @@ func (s *session) awayError(err error) error {
 }
 
 // selfServed: the graph deploys the node that serves its state.
-func (s *session) selfServed() bool { return s.Setup.Self != nil || s.SelfBackend }
+func (s *session) selfServed() bool {
+	return s.SelfBackend || s.Setup.Self != nil && s.member(s.Setup.Self.Node)
+}

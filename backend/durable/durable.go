@@ -7,9 +7,12 @@
 package durable
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/renameio/v2"
 )
@@ -92,4 +95,32 @@ func MkdirAll(dir string, perm os.FileMode) error {
 		return fmt.Errorf("making folder: %w", err)
 	}
 	return SyncDir(parent)
+}
+
+// Sweep removes the temporary files that a process which died within Replace
+// left in dir. The caller knows that no Replace runs there. A missing dir is
+// swept.
+func Sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("sweeping folder: %w", err)
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !temporary(e.Name()) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("sweeping folder: %w", err)
+		}
+	}
+	return nil
+}
+
+// temporary: renameio's names, a dot, the file's name and digits.
+func temporary(name string) bool {
+	rest := strings.TrimRight(name, "0123456789")
+	return strings.HasPrefix(name, ".") && rest != name && len(name)-len(rest) >= 6 && strings.Contains(rest[1:], ".")
 }

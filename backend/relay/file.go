@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"fediversity.eu/tf-hosts/backend/api"
@@ -85,7 +86,8 @@ func (f *File) Post(_ context.Context, lockID string, body []byte) error {
 	case err != nil:
 		return err
 	case bytes.Equal(have, body):
-		return nil
+		// A repetition: what is there may not be durable yet.
+		return durable.SyncDir(filepath.Dir(f.path))
 	default:
 		old, err := api.ParseMeta(have)
 		if err != nil {
@@ -100,6 +102,13 @@ func (f *File) Post(_ context.Context, lockID string, body []byte) error {
 		return fmt.Errorf("writing local state: %w", err)
 	}
 	return nil
+}
+
+// Holder is who holds the lock; nil when nobody does.
+func (f *File) Holder() (*api.LockInfo, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.holder()
 }
 
 func (f *File) holder() (*api.LockInfo, error) {
@@ -160,6 +169,9 @@ func (f *File) Unlock(_ context.Context, info api.LockInfo) error {
 		return err
 	}
 	if err := os.Remove(f.lockPath()); err != nil {
+		return fmt.Errorf("unlocking local state: %w", err)
+	}
+	if err := durable.SyncDir(filepath.Dir(f.path)); err != nil {
 		return fmt.Errorf("unlocking local state: %w", err)
 	}
 	return nil
