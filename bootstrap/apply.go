@@ -198,21 +198,9 @@ func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
 	if len(identities) == 0 {
 		return nil
 	}
-	buildCtx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := make(chan struct{})
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		select {
-		case <-s.Interrupt:
-			cancel()
-		case <-stop:
-		}
-	}()
+	buildCtx, stop := s.untilInterrupt(ctx)
 	built, err := s.Worker.Build(buildCtx, identities)
-	close(stop)
-	<-stopped
+	stop()
 	if s.interrupted() {
 		return tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; nothing was changed", errors.New("interrupted during the build"))
 	}

@@ -42,11 +42,19 @@ type Config struct {
 	// BOOTSTRAP_SELF_BACKEND=1: the graph serves its own state though the
 	// setup names no node for it.
 	Bootstrap, AllowLost, ReclaimOwnLock, SelfBackend bool
+	// Deployment is DEPLOYMENT: a submission, which published_names_expr takes
+	// to the names of the nodes that stay in the graph. It is the path of a JSON
+	// file, relative to CallerDir, or a JSON object itself. Empty: all nodes.
+	Deployment string
+	// AllowEmpty lets a submission turn off every node.
+	AllowEmpty bool
 	// Wait limits the wait for a backend; zero is 10 minutes.
 	Wait   time.Duration
 	Worker Worker
 	// Fault, when set, may fail an operation by its name; for tests.
 	Fault func(op string) error
+
+	scope
 }
 
 // Worker is what the wrapper can not do itself.
@@ -59,6 +67,9 @@ type Worker struct {
 	Build func(ctx context.Context, identities []string) (map[string]Built, error)
 	// Deploy brings one node to a built system.
 	Deploy func(ctx context.Context, req DeployRequest) tfhosts.Verdict
+	// Names applies published_names_expr to a submission, a JSON file. An error
+	// without an exit code of its own is the expression's or the submission's.
+	Names func(ctx context.Context, expr, submission string) ([]string, error)
 	// Forward dials through a node's SSH connection; nil where there is none.
 	Forward func(ctx context.Context, name string, node tfhosts.SetupNode) (Forward, error)
 }

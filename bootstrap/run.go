@@ -42,6 +42,9 @@ func newSession(cfg *Config) (s *session, stop func() error) {
 // one, says why; it may carry a hint as a tfhosts.ExitError. A code without an
 // error is an answer (-detailed-exitcode).
 func Run(ctx context.Context, cfg Config) (code int, err error) {
+	if err := cfg.narrow(ctx); err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
 	s, stop := newSession(&cfg)
 	defer func() {
 		if serr := stop(); serr != nil {

@@ -206,7 +206,7 @@ func (s *session) identify(ctx context.Context) error {
 		return nil
 	}
 	s.identified = true
-	s.nodes = s.Setup.GraphNodes()
+	s.nodes = s.graphNodes()
 	if !s.Verb.NeedsNodes {
 		return nil
 	}

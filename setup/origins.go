@@ -9,8 +9,8 @@ import (
 // Origin is a variable, its value and where that comes from, for "tf-hosts env".
 type Origin struct {
 	Variable
-	// Value is masked for a Secret variable, and without user information for
-	// an address.
+	// Value is masked for a Secret variable and a submission, and without user
+	// information for an address.
 	Value string
 	// From is FromFlag, FromEnvironment, FromFile or FromDefault.
 	From string
@@ -46,6 +46,8 @@ func Origins(o Options) ([]Origin, error) {
 func shown(o Origin) Origin {
 	switch {
 	case o.Secret && o.From == FromEnvironment:
+		o.Value = mask
+	case o.Name == "DEPLOYMENT" && strings.HasPrefix(strings.TrimSpace(o.Value), "{"):
 		o.Value = mask
 	case strings.HasSuffix(o.Name, "_ADDRESS"):
 		if u, err := url.Parse(o.Value); err != nil {

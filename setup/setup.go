@@ -224,11 +224,6 @@ func (l *loader) variables() {
 			l.found.add(l.env.source(v.Name), fmt.Sprintf("only 1 means set, not %q", l.env.Value(v.Name)), "")
 		}
 	}
-	for _, name := range reserved() {
-		if l.env.Value(name) != "" {
-			l.found.add(name, "is not supported by this version", "unset it")
-		}
-	}
 }
 
 func (l *loader) rest(doc document) {

@@ -57,14 +57,10 @@ func Variables() []Variable {
 		{Name: "BOOTSTRAP_ALLOW_LOST_STATE", Flag: "allow-lost-state", Bool: true, Doc: "give a lost state up and go on; what is known of it is archived"},
 		{Name: "TF_RECLAIM_OWN_LOCK", Flag: "reclaim-own-lock", Bool: true, Doc: "release the lock that a dead run of this user on this machine left"},
 		{Name: "BOOTSTRAP_STATE_DIR", Flag: "state-dir", Default: "$XDG_STATE_HOME/tf-hosts", Doc: "parent of the working dirs"},
+		{Name: "DEPLOYMENT", Flag: "deployment", Doc: "submission that turns nodes off: the path of a JSON file, or a JSON object itself; see published_names_expr"},
+		{Name: "TF_HOSTS_ALLOW_EMPTY", Flag: "allow-empty", Bool: true, Doc: "let a submission turn off every node"},
 		{Name: "NO_COLOR", Flag: "no-color", Bool: true, Doc: "no colours; as everywhere, any value counts"},
 	}
-}
-
-// reserved are variables of the method that this version does not act on. They
-// change what an apply may do, so one that is set is refused, not passed over.
-func reserved() []string {
-	return []string{"DEPLOYMENT"}
 }
 
 // Origins of a value.

@@ -46,7 +46,8 @@ func TestEnvironmentBool(t *testing.T) {
 func TestOrigins(t *testing.T) {
 	o := write(t, `{"version": 1, "nodes": {}, "ssh": {"username": "ops"},
 	  "http_backend": {"address": "http://u:hunter2@h/s", "password_file": "pw", "retry_max": 0}}`,
-		"TF_HTTP_PASSWORD=hunter2", "TF_HTTP_CLIENT_PRIVATE_KEY_PEM=hunter2", "TF_HTTP_LOCK_METHOD=POST", "TF_HTTP_USERNAME=env")
+		"TF_HTTP_PASSWORD=hunter2", "TF_HTTP_CLIENT_PRIVATE_KEY_PEM=hunter2", "TF_HTTP_LOCK_METHOD=POST", "TF_HTTP_USERNAME=env",
+		`DEPLOYMENT= {"x": "hunter2"}`)
 	o.Flag = func(name string) (string, bool) {
 		v, ok := map[string]string{"http-username": "flag", "http-key-file": "/k.pem"}[name]
 		return v, ok
@@ -69,6 +70,7 @@ func TestOrigins(t *testing.T) {
 		"TF_HTTP_USERNAME":               {"flag", "flag"},
 		"TF_HTTP_RETRY_MAX":              {"0", "file"},
 		"BOOTSTRAP":                      {"", "default"},
+		"DEPLOYMENT":                     {"********", "environment"},
 	} {
 		if got[name] != want {
 			t.Errorf("Origins: %s = %q, want %q", name, got[name], want)

@@ -83,11 +83,13 @@ func (p *program) wrapperConfig() (bootstrap.Config, *worker, error) {
 		Setup: s, StateDir: stateDir, CallerDir: p.dir, Executable: self,
 		Engine:  tofu.FindConfig{Explicit: p.environment().Value("TF_HOSTS_TOFU"), CacheDir: cacheDir},
 		Environ: p.environ, Answer: p.stdout, Story: p.teller, Stdin: p.stdin,
-		Color: p.colored(p.stdout), Events: p.teller.event, Interrupt: p.interrupt, Worker: w.funcs(),
+		Deployment: p.environment().Value("DEPLOYMENT"),
+		Color:      p.colored(p.stdout), Events: p.teller.event, Interrupt: p.interrupt, Worker: w.funcs(),
 	}
 	for name, to := range map[string]*bool{
 		"BOOTSTRAP": &cfg.Bootstrap, "BOOTSTRAP_SELF_BACKEND": &cfg.SelfBackend,
 		"BOOTSTRAP_ALLOW_LOST_STATE": &cfg.AllowLost, "TF_RECLAIM_OWN_LOCK": &cfg.ReclaimOwnLock,
+		"TF_HOSTS_ALLOW_EMPTY": &cfg.AllowEmpty,
 	} {
 		if *to, err = p.environment().Bool(name); err != nil {
 			return cfg, nil, tfhosts.WithExit(tfhosts.ExitUsage, "unset it, or set it to 1", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -35,11 +36,19 @@ func (w *worker) close() error { return w.pool.Close() }
 
 // funcs is the worker as the wrapper knows it: flows never import flows.
 func (w *worker) funcs() bootstrap.Worker {
-	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Forward: w.forward}
+	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Names: w.names, Forward: w.forward}
 }
 
 func (w *worker) identity(ctx context.Context, _, conf, given string) (string, error) {
 	return w.nix.Identity(ctx, w.dir, conf, given)
+}
+
+func (w *worker) names(ctx context.Context, expr, submission string) ([]string, error) {
+	names, err := w.nix.Names(ctx, w.dir, expr, submission)
+	if err != nil && !errors.Is(err, nix.ErrNames) {
+		return nil, tfhosts.WithExit(tfhosts.ExitFailed, "", err)
+	}
+	return names, err
 }
 
 func (w *worker) build(ctx context.Context, identities []string) (map[string]bootstrap.Built, error) {
