@@ -31,6 +31,8 @@ type Config struct {
 	Headers map[string]string
 	// PEM files: CAs to trust besides the system's, and a client certificate.
 	CAFile, CertFile, KeyFile string
+	// The same as PEM text; each wins over its file.
+	CAPEM, CertPEM, KeyPEM string
 	// RetryMax counts the tries after the first, on 429, 5xx and connection
 	// errors; 0 is one try. The waits bound the backoff; default 1 s and 30 s.
 	RetryMax     int
@@ -55,6 +57,7 @@ func FromBackend(b tfhosts.HTTPBackend) (Config, error) {
 		Username:     b.Username, Password: b.Password,
 		Headers: b.Headers,
 		CAFile:  b.CAFile, CertFile: b.CertFile, KeyFile: b.KeyFile,
+		CAPEM: b.CAPEM, CertPEM: b.CertPEM, KeyPEM: b.KeyPEM,
 		RetryMax: b.RetryMax, RetryWaitMin: b.RetryWaitMin, RetryWaitMax: b.RetryWaitMax,
 	}
 	if cfg.Password == "" && b.PasswordFile != "" {
@@ -119,21 +122,28 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		proxy = nil
 	}
 	tc := &tls.Config{MinVersion: tls.VersionTLS12}
-	if cfg.CAFile != "" {
-		pem, err := os.ReadFile(cfg.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("reading state backend's CA: %w", err)
-		}
-		tc.RootCAs, err = x509.SystemCertPool()
-		if err != nil {
+	ca, err := pemText(cfg.CAPEM, cfg.CAFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading state backend's CA: %w", err)
+	}
+	if ca != nil {
+		if tc.RootCAs, err = x509.SystemCertPool(); err != nil {
 			tc.RootCAs = x509.NewCertPool()
 		}
-		if !tc.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("reading state backend's CA: %q holds no PEM certificate", cfg.CAFile)
+		if !tc.RootCAs.AppendCertsFromPEM(ca) {
+			return nil, fmt.Errorf("reading state backend's CA %q: no PEM certificate", cfg.CAFile)
 		}
 	}
-	if cfg.CertFile != "" || cfg.KeyFile != "" {
-		cert, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+	certText, err := pemText(cfg.CertPEM, cfg.CertFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading state backend's client certificate: %w", err)
+	}
+	keyText, err := pemText(cfg.KeyPEM, cfg.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading state backend's client key: %w", err)
+	}
+	if certText != nil || keyText != nil {
+		cert, err := tls.X509KeyPair(certText, keyText)
 		if err != nil {
 			return nil, fmt.Errorf("reading state backend's client certificate: %w", err)
 		}
@@ -156,6 +166,17 @@ func newTransport(cfg Config) (*http.Transport, error) {
 		IdleConnTimeout:       90 * time.Second,
 		ExpectContinueTimeout: time.Second,
 	}, nil
+}
+
+// pemText is text, else the content of file; nil when neither is given.
+func pemText(text, file string) ([]byte, error) {
+	if text != "" {
+		return []byte(text), nil
+	}
+	if file == "" {
+		return nil, nil
+	}
+	return os.ReadFile(file)
 }
 
 func proxyUnlessLoopback(r *http.Request) (*url.URL, error) {
