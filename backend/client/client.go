@@ -177,9 +177,10 @@ func (c *Client) Unlock(ctx context.Context, info api.LockInfo) error {
 
 // answer is what a server said.
 type answer struct {
-	status int
-	header http.Header
-	body   []byte
+	status   int
+	header   http.Header
+	body     []byte
+	location string // of a redirect, without query and user
 }
 
 func (a answer) sentinel() error {
@@ -189,7 +190,7 @@ func (a answer) sentinel() error {
 	case errors.Is(err, api.ErrLocked):
 		return a.locked()
 	default:
-		return &StatusError{Status: a.status, RetryAfter: retryAfter(a.header), err: err}
+		return &StatusError{Status: a.status, RetryAfter: retryAfter(a.header), Location: a.location, err: err}
 	}
 }
 
@@ -211,10 +212,17 @@ type StatusError struct {
 	Status int
 	// RetryAfter is what the server asked for in seconds, else 0.
 	RetryAfter time.Duration
-	err        error
+	// Location is where a redirect points, without query and user, else empty.
+	Location string
+	err      error
 }
 
-func (e *StatusError) Error() string { return fmt.Sprintf("%v (status %d)", e.err, e.Status) }
+func (e *StatusError) Error() string {
+	if e.Location != "" {
+		return fmt.Sprintf("%v (status %d, to %s)", e.err, e.Status, e.Location)
+	}
+	return fmt.Sprintf("%v (status %d)", e.err, e.Status)
+}
 
 func (e *StatusError) Unwrap() error { return e.err }
 
@@ -251,14 +259,26 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, body []byte)
 			return answer{}, ctx.Err()
 		}
 		if resp.StatusCode != http.StatusOK {
-			return answer{status: resp.StatusCode, header: resp.Header}, nil
+			return answer{status: resp.StatusCode, header: resp.Header, location: redirectTo(u, resp)}, nil
 		}
 		return answer{}, fmt.Errorf("%w: the answer is cut off after %d bytes", api.ErrUnavailable, len(b))
 	}
 	if len(b) > maxBody {
 		return answer{}, fmt.Errorf("%w: over %d bytes", api.ErrTooLarge, maxBody)
 	}
-	return answer{status: resp.StatusCode, header: resp.Header, body: b}, nil
+	return answer{status: resp.StatusCode, header: resp.Header, body: b, location: redirectTo(u, resp)}, nil
+}
+
+func redirectTo(asked *url.URL, resp *http.Response) string {
+	text := resp.Header.Get("Location")
+	if text == "" || resp.StatusCode < 300 || resp.StatusCode > 399 {
+		return ""
+	}
+	to, err := asked.Parse(text)
+	if err != nil {
+		return ""
+	}
+	return show(to)
 }
 
 func (c *Client) fail(doing string, err error) error {
