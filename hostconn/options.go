@@ -127,7 +127,7 @@ func keywords() map[string]keyword {
 	no := []string{"no"}
 	t := map[string]keyword{
 		"port":                     {kind: mapped, check: checkPort},
-		"hostname":                 {kind: mapped, check: checkTokens("h")},
+		"hostname":                 {kind: mapped, check: checkHostName},
 		"proxyjump":                {kind: mapped, check: checkJump},
 		"proxycommand":             {kind: mapped, check: checkTokens("hnpr")},
 		"connecttimeout":           {kind: mapped, check: checkTime},

@@ -278,9 +278,12 @@ func (r *resolver) apply(d directive) error {
 	case "certificatefile":
 		r.certs = appendNew(r.certs, d)
 	case "proxyjump", "proxycommand":
-		_, jump := r.single["proxyjump"]
-		_, command := r.single["proxycommand"]
-		if !jump && !command {
+		jump, hasJump := r.single["proxyjump"]
+		_, hasCommand := r.single["proxycommand"]
+		// Whichever comes first counts, but "ProxyJump none" leaves a later
+		// ProxyCommand in force (OpenSSH 9.2, by trial).
+		free := !hasJump || (d.key == "proxycommand" && strings.EqualFold(jump.raw, "none"))
+		if free && !hasCommand {
 			r.single[d.key] = d
 		}
 	default:

@@ -3,6 +3,7 @@ package hostconn
 import (
 	"crypto/sha1" //nolint:gosec // OpenSSH's %C is defined as SHA-1; nothing rests on it
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -180,6 +181,15 @@ func checkUser(name string) error {
 	return nil
 }
 
+// reason is an option error without its origin.
+func reason(err error) string {
+	var bad *OptionError
+	if errors.As(err, &bad) {
+		return bad.Reason
+	}
+	return err.Error()
+}
+
 // parseJump reads the value of ProxyJump; "none" is no hop.
 func parseJump(value string) ([]Hop, error) {
 	value = strings.TrimSpace(value)
@@ -209,11 +219,11 @@ func parseJump(value string) ([]Hop, error) {
 		}
 		h.Host = unbracket(h.Host)
 		if err := checkUser(h.User); err != nil {
-			return nil, fmt.Errorf("the jump %q: %w", part, err)
+			return nil, fmt.Errorf("the jump %q: %s", part, reason(err))
 		}
 		// Tokens are filled in later; the result is checked again when it is resolved.
 		if err := checkHost(strings.ReplaceAll(h.Host, "%h", "h")); err != nil {
-			return nil, fmt.Errorf("the jump %q: %w", part, err)
+			return nil, fmt.Errorf("the jump %q: %s", part, reason(err))
 		}
 		hops = append(hops, h)
 	}
@@ -221,7 +231,7 @@ func parseJump(value string) ([]Hop, error) {
 }
 
 func (r *resolver) settings(t Target) (Settings, error) {
-	s := Settings{Port: 22, User: r.user(), ConnectionAttempts: 1, ServerAliveCountMax: 3, AddressFamily: "any", Notes: r.notes}
+	s := Settings{Port: 22, User: r.user(), ConnectionAttempts: 1, ServerAliveCountMax: 3, AddressFamily: "any", Notes: r.notes, raw: make(map[string][]string)}
 	for key, k := range keywords() {
 		if d, ok := r.single[key]; ok && k.check != nil {
 			if err := k.check(d); err != nil {
@@ -309,6 +319,7 @@ func (r *resolver) proxy(s *Settings) error {
 		s.Jumps = hops
 	}
 	if d, ok := r.single["proxycommand"]; ok && !strings.EqualFold(d.raw, "none") {
+		s.raw[d.key] = []string{d.raw}
 		command, err := expandTokens(d.raw, tokens)
 		if err != nil {
 			return d.fail(err.Error())
@@ -345,7 +356,6 @@ func (r *resolver) paths(s *Settings, t Target) error {
 		}
 		return v, nil
 	}
-	s.raw = make(map[string][]string)
 	add := func(to *[]string, d directive, values []string) error {
 		for _, v := range values {
 			s.raw[d.key] = append(s.raw[d.key], v)

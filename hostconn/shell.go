@@ -11,6 +11,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	"al.essio.dev/pkg/shellescape"
 	"golang.org/x/crypto/ssh"
@@ -33,7 +34,7 @@ type process struct {
 // inside quotes) that prints a token first. A shell parses a whole line before it
 // runs it, and dash reads ahead: nothing may follow until the token is there.
 func (c *Conn) start(ctx context.Context, program string, how becomeMode, password []byte) (*process, error) {
-	session, err := c.client.NewSession()
+	session, err := c.open(ctx)
 	if err != nil {
 		return nil, c.lost(fmt.Errorf("opening a session: %w", err))
 	}
@@ -48,6 +49,32 @@ func (c *Conn) start(ctx context.Context, program string, how becomeMode, passwo
 		return nil, err
 	}
 	return p, nil
+}
+
+// open opens a session. sshd counts an ended one until it has cleaned up behind
+// it, and its MaxSessions may be less than ours: a refusal is tried again, for a
+// while, since the connection lives on.
+func (c *Conn) open(ctx context.Context) (*ssh.Session, error) {
+	const pause, patience = 50 * time.Millisecond, 3 * time.Second
+	for refusedAlone := time.Duration(0); ; {
+		session, err := c.client.NewSession()
+		var refused *ssh.OpenChannelError
+		if !errors.As(err, &refused) || refused.Reason != ssh.ConnectionFailed {
+			return session, err
+		}
+		if len(c.sessions) == 1 {
+			if refusedAlone += pause; refusedAlone > patience {
+				return nil, err
+			}
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 func (p *process) run(c *Conn, program string, how becomeMode, password []byte) error {

@@ -83,6 +83,7 @@ func startSSHD(t *testing.T, extra ...string) *sshdHost {
 	writeFile(t, config, strings.Join(conf, "\n")+"\n")
 	cmd := exec.Command(bin, "-D", "-e", "-f", config)
 	cmd.Stderr = h.log
+	cmd.WaitDelay = 2 * time.Second // its children hold the pipe as long as a connection lives
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

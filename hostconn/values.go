@@ -124,6 +124,17 @@ func checkTokens(allowed string) func(directive) error {
 	}
 }
 
+func checkHostName(d directive) error {
+	host, err := expandTokens(d.args[0], map[byte]string{'h': "h"})
+	if err == nil {
+		err = checkHost(unbracket(host))
+	}
+	if err != nil {
+		return d.fail(reason(err))
+	}
+	return nil
+}
+
 func checkJump(d directive) error {
 	if _, err := parseJump(d.raw); err != nil {
 		return d.fail(err.Error())
