@@ -90,6 +90,9 @@ func (s *session) reach(ctx context.Context) (*found, error) {
 	var away []error
 	for _, p := range places {
 		f, err := s.try(ctx, p)
+		if s.tried != nil {
+			s.tried(Tried{Served: Served{Address: p.address, Through: p.through}, Err: err})
+		}
 		switch {
 		case err == nil:
 			return f, nil

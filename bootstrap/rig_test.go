@@ -23,6 +23,9 @@ import (
 const asRun = "TF_HOSTS_TEST_RUN"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asWalker) != "" {
+		os.Exit(walk())
+	}
 	if os.Getenv(asRun) == "1" {
 		v, err := HandOver(context.Background(), os.Getenv("TF_HOSTS_SOCK"), tfhosts.Node{
 			NixosConf: os.Getenv("nixos_conf"), Username: os.Getenv("username"), Host: os.Getenv("host"),
@@ -56,6 +59,14 @@ func engine(tb testing.TB) tofu.FindConfig {
 		tb.Skip("needs tofu (make deps)")
 	}
 	return find
+}
+
+func tofuPath(r *rig) (string, error) {
+	e, err := tofu.Find(context.Background(), r.find)
+	if err != nil {
+		return "", err
+	}
+	return e.Path, nil
 }
 
 // rig runs verbs on a real tofu and a real state server; only the hosts are

@@ -70,6 +70,8 @@ type session struct {
 	// backend must be empty, too.
 	checkMigrated           bool
 	identified, initialized bool
+	// tried is told of each place where the backend was looked for; may be nil.
+	tried func(Tried)
 }
 
 // open prepares a run up to the point where the state is looked at: arguments,
@@ -97,6 +99,11 @@ func (s *session) open(ctx context.Context) error {
 		h := holder{Run: s.id, Who: client.Who(), Verb: s.Verb.Name, PID: os.Getpid(), Started: s.started}
 		if s.lock, err = takeLock(ctx, s.workDir, h, s.args.wait, s.notice); err != nil {
 			return err
+		}
+		for _, dir := range []string{s.workDir, s.journalDir(), s.salvageDir()} {
+			if err := durable.Sweep(dir); err != nil {
+				return err
+			}
 		}
 	}
 	if s.ledger, err = readLedger(s.workDir, s.Setup.Backend.Address); err != nil {
