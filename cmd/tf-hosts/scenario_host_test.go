@@ -24,6 +24,10 @@ func TestScenario(t *testing.T) {
 	}{
 		{"deployment-tf-hosts", deploymentTFHosts},
 		{"deployment-tf-hosts-bootstrap", deploymentTFHostsBootstrap},
+		{"integrations-plan-does-not-apply", integrationsPlanDoesNotApply},
+		{"integrations-destroy-detaches-state", integrationsDestroyDetachesState},
+		{"integrations-reclaim-own-lock", integrationsReclaimOwnLock},
+		{"integrations-steady-refuses-lost-state", integrationsSteadyRefusesLostState},
 		// apps-tf: the "all" program of a group; its place is here.
 	} {
 		t.Run(row.name, func(t *testing.T) { row.run(t, st) })

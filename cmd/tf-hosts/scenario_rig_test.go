@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -105,7 +104,10 @@ func newSelfRig(t *testing.T, st stage, fleet *fleettest.Fleet, hosts []*fleette
 func (s *selfRig) pin(pinned bool) {
 	s.more = map[string]any{
 		"self_backend": map[string]any{"node": stateNode, "port": statePort, "path": statePath},
-		"http_backend": map[string]any{"address": s.address, "pinned": pinned, "username": testUser, "password_file": "password"},
+		"http_backend": map[string]any{
+			"address": s.address, "pinned": pinned, "username": testUser, "password_file": "password",
+			"retry_max": 0,
+		}, // a refused connection stays refused: the tests need no second try
 	}
 }
 
@@ -346,5 +348,3 @@ func deployed(names ...string) map[string]tfhosts.Status {
 	}
 	return all
 }
-
-func background() context.Context { return context.Background() }
