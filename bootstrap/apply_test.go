@@ -180,6 +180,9 @@ func TestOneWriterAWorkingDir(t *testing.T) {
 	if out := second.run("state-list", nil); out.code != 0 {
 		t.Errorf("state-list beside an apply: %d, %v", out.code, out.err)
 	}
+	if out := second.run("plan", nil); out.code != 0 {
+		t.Errorf("plan beside an apply: %d, %v", out.code, out.err)
+	}
 	close(release)
 	if out := <-done; out.code != 0 {
 		t.Errorf("first writer: code %d, %v", out.code, out.err)

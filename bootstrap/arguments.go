@@ -24,6 +24,7 @@ type arguments struct {
 	parallelism      string // of plan and apply
 	lockTimeout      string
 	wait             time.Duration // lockTimeout, for the working dir's own lock
+	lock             bool          // -lock=true was asked for
 	detailedExitcode bool
 	autoApprove      bool
 	json             bool
@@ -64,7 +65,8 @@ func parseArguments(verb tfhosts.Verb, args []string, callerDir string, parallel
 				errs = append(errs, fmt.Errorf("-lock=false: %s writes state and never does so without the lock", verb.Name))
 				continue
 			}
-			a.flags = append(a.flags, arg)
+		case name == "lock":
+			a.lock = true
 		case name == "parallelism":
 			a.parallelism = "-parallelism=" + value
 		case name == "lock-timeout":

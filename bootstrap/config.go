@@ -93,7 +93,7 @@ type DeployRequest struct {
 	Drop <-chan struct{}
 }
 
-// ErrDeclined: the operator did not confirm.
+// ErrDeclined says that the operator did not confirm.
 var ErrDeclined = errors.New("not confirmed; nothing was changed")
 
 func (c *Config) event(e tfhosts.Event) {

@@ -188,7 +188,14 @@ func (s *session) plan(ctx context.Context) (int, error) {
 }
 
 func (s *session) planArgs(out string, extra []string) []string {
-	args := []string{"plan", "-input=false", s.args.lockTimeout, s.args.parallelism}
+	args := []string{"plan", "-input=false", s.args.parallelism}
+	if s.Verb.Writes || s.args.lock {
+		args = append(args, s.args.lockTimeout)
+	} else {
+		// A plan that nobody applies disturbs no apply beside it: a state is
+		// read as a whole, and a saved plan is checked for staleness.
+		args = append(args, "-lock=false")
+	}
 	if s.Verb.Name == "destroy" {
 		args = append(args, "-destroy")
 	}

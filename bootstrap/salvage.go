@@ -214,9 +214,6 @@ func (s *session) lastJournaled() (*pending, error) {
 // plan from the older state would deploy again what was deployed. base is what
 // upstream holds; the new one is returned.
 func (s *session) salvage(ctx context.Context, upstream relay.Upstream, base []byte) ([]byte, error) {
-	if err := s.collectSalvage(); err != nil {
-		return nil, err
-	}
 	all, err := s.pendingStates(base)
 	if err != nil {
 		return nil, err

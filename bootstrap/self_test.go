@@ -307,7 +307,7 @@ func TestBackendNodeIsRedeployedInTheMiddle(t *testing.T) {
 	s.deploy = func(req DeployRequest) tfhosts.Verdict {
 		if req.Name == "prod.state" { // its switch restarts the server
 			s.stop()
-			time.Sleep(2 * time.Second) //nolint:forbidigo // the time that the server is away
+			time.Sleep(2 * time.Second)
 		}
 		return deploy(req)
 	}

@@ -112,6 +112,11 @@ func (s *session) look(ctx context.Context) (sit situation, awayErr, err error) 
 	}
 	f, err := s.reach(ctx)
 	if errors.Is(err, api.ErrUnreachable) && !errors.Is(err, api.ErrUnauthorized) {
+		if s.Bootstrap && sit.local == nil && !sit.marker && !s.ledger.known() {
+			if why := s.mayExist(ctx); why != nil {
+				sit.unsure, err = true, fmt.Errorf("not bootstrapping, since a state may exist: %w: %w", why, err)
+			}
+		}
 		return sit, err, nil
 	}
 	if err != nil {
@@ -199,14 +204,13 @@ func (s *session) waitReachable(ctx context.Context, limit time.Duration) error 
 // mend reclaims our own stale locks and stores what could not be stored, on the
 // backend or on the local file.
 func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
+	if err := s.collectSalvage(); err != nil {
+		return sit, err
+	}
 	if err := sweepRuns(s.workDir, s.started); err != nil {
 		return sit, err
 	}
-	onFile := sit.local != nil && s.ledger.Mode == ModeDetached ||
-		sit.local != nil && !sit.marker && !(sit.backend != nil && sit.backend.Lineage == sit.local.Lineage && sit.backend.Serial >= sit.local.Serial)
-	if run := s.ledger.Run; sit.local == nil && !sit.marker && run != nil && run.Upstream == upstreamFile && !sit.reachable {
-		onFile = true // killed before cycle 1 stored anything
-	}
+	onFile := s.worksOnFile(sit)
 	file, err := s.localFile()
 	if err != nil {
 		return sit, err
@@ -234,10 +238,10 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	case sit.reachable && !sit.gone:
 		upstream, base = s.found.client, s.found.body
 	default:
-		return sit, s.collectSalvage()
+		return sit, nil
 	}
 	if s.Verb.Name == "force-unlock" || s.Verb.Name == "state-push" || s.lostAlready(sit, onFile) {
-		return sit, s.collectSalvage()
+		return sit, nil
 	}
 	if _, err := s.salvage(ctx, upstream, base); err != nil {
 		return sit, err
@@ -260,6 +264,20 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	}
 	s.found.body = body
 	return s.fill(sit), nil
+}
+
+// worksOnFile says whether terraform.tfstate is the state, and not the backend's.
+func (s *session) worksOnFile(sit situation) bool {
+	if sit.local == nil {
+		// Cycle 1 was killed before it stored anything.
+		run := s.ledger.Run
+		return !sit.marker && !sit.reachable && run != nil && run.Upstream == upstreamFile
+	}
+	if s.ledger.Mode == ModeDetached {
+		return true
+	}
+	moved := sit.backend != nil && sit.backend.Lineage == sit.local.Lineage && sit.backend.Serial >= sit.local.Serial
+	return !sit.marker && !moved
 }
 
 // leave gives the backend that answered back.
@@ -304,7 +322,7 @@ func (s *session) archiveLost() error {
 // awayError is exit 5.
 func (s *session) awayError(err error) error {
 	hint := fmt.Sprintf("see that a state server answers at %s, or set TF_HTTP_ADDRESS", s.Setup.Backend.Address)
-	if s.selfServed() && !s.ledger.known() {
+	if s.selfServed() && !s.ledger.known() && !s.Bootstrap {
 		hint += "; to bring up the graph's own backend: BOOTSTRAP=1 tf-hosts apply"
 	}
 	if err == nil {

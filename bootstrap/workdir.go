@@ -60,7 +60,7 @@ func MakePrivate(dir string) error {
 // newRunID is sortable by time and unique.
 func newRunID(now time.Time) string {
 	var b [4]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand never fails since Go 1.24
+	rand.Read(b[:])
 	return now.UTC().Format("20060102T150405Z") + "-" + hex.EncodeToString(b[:])
 }
 

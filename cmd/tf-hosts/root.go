@@ -74,7 +74,7 @@ func (p *program) runBare(c *cobra.Command, args []string) error {
 		return err
 	}
 	if name == "" {
-		if on, _ := p.environment().Bool("BOOTSTRAP"); on { //nolint:errcheck // checkBootstrap has
+		if on, _ := p.environment().Bool("BOOTSTRAP"); on {
 			name = "apply"
 		} else {
 			return c.Help()

@@ -23,7 +23,7 @@ const (
 	minTerraform = "1.11.0"
 )
 
-// ErrNoEngine: no OpenTofu was found, or only one that is too old.
+// ErrNoEngine says that no OpenTofu was found, or only one that is too old.
 var ErrNoEngine = errors.New("no usable OpenTofu")
 
 // Engine is an OpenTofu executable.
