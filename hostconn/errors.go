@@ -41,12 +41,16 @@ type HostKeyError struct {
 	GotKey string
 	// Revoked: the shown key is marked @revoked.
 	Revoked bool
+	// Reason says why a host certificate does not count; else empty.
+	Reason string
 }
 
 func (e *HostKeyError) Error() string {
 	switch {
 	case e.Revoked:
 		return fmt.Sprintf("host key of %s is revoked: %s", e.Host, e.Got)
+	case e.Reason != "":
+		return fmt.Sprintf("host certificate of %s does not count: %s", e.Host, e.Reason)
 	case len(e.Want) == 0:
 		return fmt.Sprintf("host key of %s is not known and StrictHostKeyChecking is yes: got %s", e.Host, e.Got)
 	case e.Got == "":

@@ -179,6 +179,11 @@ func (v *hostVerifier) ask(db *knownhosts.HostKeyDB, key ssh.PublicKey) error {
 		e.Revoked = true
 		return e
 	}
+	if _, ok := key.(*ssh.Certificate); ok { // expired, another authority, another name
+		e := v.changed(key)
+		e.Reason = err.Error()
+		return e
+	}
 	return fmt.Errorf("checking the host key of %s: %w", v.address, err)
 }
 

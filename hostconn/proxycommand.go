@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // proxyConn is the socket to a ProxyCommand; closing it ends the command.
@@ -36,6 +37,7 @@ func startProxy(command string) (net.Conn, error) {
 	p.cmd = exec.Command("/bin/sh", "-c", "exec "+command)
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = theirs, theirs, p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.WaitDelay = time.Second // a descendant that left the group may hold stderr
 	if err := p.cmd.Start(); err != nil {
 		_ = nc.Close()
 		return nil, fmt.Errorf("starting ProxyCommand: %w", err)

@@ -1,7 +1,7 @@
 package hostconn
 
 import (
-	"crypto/sha1" //nolint:gosec // OpenSSH's %C is defined as SHA-1; nothing rests on it
+	"crypto/sha1" // OpenSSH defines %C with it; nothing rests on it
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -338,7 +338,7 @@ func (r *resolver) paths(s *Settings, t Target) error {
 		alias = r.original
 	}
 	port := strconv.Itoa(s.Port)
-	sum := sha1.Sum([]byte(local + s.HostName + port + s.User)) //nolint:gosec // see the import
+	sum := sha1.Sum([]byte(local + s.HostName + port + s.User))
 	tokens := map[byte]string{
 		'C': hex.EncodeToString(sum[:]), 'd': r.home, 'h': s.HostName, 'i': strconv.Itoa(os.Getuid()), 'k': alias,
 		'L': short, 'l': local, 'n': r.original, 'p': port, 'r': s.User, 'u': r.localUser, 'j': "",

@@ -298,7 +298,7 @@ func TestParseOptions(t *testing.T) {
 		opts = append(opts, b.option)
 	}
 	_, err = ParseOptions(append(opts, "Port=22"))
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // errors.Join's own shape
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		t.Fatalf("ParseOptions = %v, want all errors joined", err)
 	}
@@ -316,8 +316,17 @@ func TestParseOptions(t *testing.T) {
 
 func TestTargetsThatCouldBeSomethingElseAreRefused(t *testing.T) {
 	for _, target := range []Target{
-		{Host: "-oProxyCommand=x"}, {Host: ""}, {Host: "a b"}, {Host: "a;b"}, {Host: "$(x)"}, {Host: "host:22"}, {Host: "[::1]:22"},
-		{Host: "a", User: "-l"}, {Host: "a", User: "x;y"}, {Host: "a", Options: []string{"HostName=-x"}}, {Host: "a", Options: []string{"ProxyJump=-x@b"}},
+		{Host: "-oProxyCommand=x"},
+		{Host: ""},
+		{Host: "a b"},
+		{Host: "a;b"},
+		{Host: "$(x)"},
+		{Host: "host:22"},
+		{Host: "[::1]:22"},
+		{Host: "a", User: "-l"},
+		{Host: "a", User: "x;y"},
+		{Host: "a", Options: []string{"HostName=-x"}},
+		{Host: "a", Options: []string{"ProxyJump=-x@b"}},
 	} {
 		var bad *OptionError
 		if _, err := Resolve(target, Config{UserConfig: "none", SystemConfig: "none"}); !errors.As(err, &bad) {

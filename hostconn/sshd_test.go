@@ -408,8 +408,8 @@ func TestForward(t *testing.T) {
 			defer close(done)
 			nc, err := l.Accept()
 			if err == nil {
-				fmt.Fprint(nc, "hello")
-				nc.Close()
+				_, _ = fmt.Fprint(nc, "hello")
+				_ = nc.Close()
 			}
 		}()
 		nc, err := c.DialContext(t.Context(), network, l.Addr().String())
@@ -418,9 +418,9 @@ func TestForward(t *testing.T) {
 		}
 		var b bytes.Buffer
 		_, _ = b.ReadFrom(nc)
-		nc.Close()
+		_ = nc.Close()
 		<-done
-		l.Close()
+		_ = l.Close()
 		if b.String() != "hello" {
 			t.Errorf("%s: read %q, want hello", network, b.String())
 		}
