@@ -65,6 +65,8 @@ func (r *run) addPlaces(ctx context.Context, b Backend, err error) {
 			r.add(check, OK, p.Address+through+" serves", "")
 		case err == nil:
 			r.add(check, OK, "passed over"+through+": "+p.Err.Error(), "")
+		case ctx.Err() != nil:
+			r.add(check, Fail, fmt.Sprintf("%s%s: %v", p.Address, through, err), "see what answers: curl -i "+shellescape.Quote(p.Address))
 		default: // the client names the address
 			r.add(check, Fail, strings.TrimLeft(through+": "+p.Err.Error(), " :"), hintOf(err, "see what answers: curl -i "+shellescape.Quote(p.Address)))
 		}

@@ -20,7 +20,10 @@ import (
 func TestDoctorOnRealHosts(t *testing.T) {
 	const password = "sudo-secret-that-must-not-show"
 	fleet := fleettest.New(t, fleettest.Config{Hosts: []fleettest.HostConfig{
-		{Name: "good"}, {Name: "small", StoreMiB: 24}, {Name: "broken"}, {Name: "changed"},
+		{Name: "good"},
+		{Name: "small", StoreMiB: 24},
+		{Name: "broken"},
+		{Name: "changed"},
 		{Name: "powerless", Users: []fleettest.User{{Name: "nobody-special"}}},
 		{Name: "unknown", Users: []fleettest.User{{Name: "deploy", Sudo: fleettest.SudoNoPassword}}},
 		{Name: "careful", Users: []fleettest.User{{Name: "careful", Sudo: fleettest.SudoPassword, Password: password}}},
