@@ -21,6 +21,9 @@ type situation struct {
 	backend   *StateRef
 	// gone: the server says that it lost the state (410).
 	gone bool
+	// unsure: nothing answered, and yet a state may exist: the node that would
+	// serve it can not be asked, or serves one at another address.
+	unsure bool
 	// strangers: the backend holds nodes, none of which is in the setup.
 	strangers bool
 }
@@ -89,7 +92,7 @@ func decideLocal(s situation) decision {
 
 // decideAway: no terraform.tfstate to work on, and no backend.
 func decideAway(s situation) decision {
-	if s.bootstrap && !s.marker && !s.ledger.known() {
+	if s.bootstrap && !s.unsure && !s.marker && !s.ledger.known() {
 		return decision{course: cycleOne}
 	}
 	return decision{away: true}

@@ -21,6 +21,7 @@ func TestCases(t *testing.T) {
 		{"sent, backend away", situation{bootstrap: true, ledger: sent, local: state("a", 5, 3)}, waitForBackend, false, true},
 		{"sent, backend away, no BOOTSTRAP", situation{ledger: sent, local: state("a", 5, 3)}, waitForBackend, false, true},
 		{"nothing anywhere", situation{bootstrap: true, ledger: none}, cycleOne, false, false},
+		{"nothing answers, the node may have a state", situation{bootstrap: true, unsure: true, ledger: none}, steady, false, true},
 		{"cycle 1 was interrupted", situation{bootstrap: true, ledger: none, local: state("a", 1, 1)}, cycleOne, false, false},
 		{"cycle 1 ended, backend empty", situation{bootstrap: true, ledger: none, local: state("a", 1, 1), reachable: true}, migrateFirst, false, false},
 		{"migration had happened", situation{bootstrap: true, ledger: sent, local: state("a", 5, 3), reachable: true, backend: state("a", 5, 3)}, alreadyMoved, false, false},
