@@ -17,7 +17,8 @@ build: ## Build ./tf-hosts
 deps: ## Get what is missing: Debian packages, OpenTofu, the hosts' base image
 	@tools/deps
 
-test: deps ## Run every test; as root on real hosts too
+test: ## Run every test; as root on real hosts too
+	@tools/deps tests
 	go vet ./...
 	@files=$$(git ls-files -co --exclude-standard '*.go' | xargs gofmt -l); \
 	if [ -n "$$files" ]; then echo "not formatted by gofmt: $$files" >&2; exit 1; fi
