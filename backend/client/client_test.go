@@ -353,6 +353,9 @@ func TestProbe(t *testing.T) {
 			if p.Kind != tt.kind || !errors.Is(err, tt.want) || tt.want == nil && err != nil {
 				t.Errorf("Probe() = %q, %v, want %q, %v", p.Kind, err, tt.kind, tt.want)
 			}
+			if got, want := api.ExitCode(err), api.ExitCode(tt.want); err != nil && got != want {
+				t.Errorf("exit code of Probe() = %d, want that of %v, %d", got, tt.want, want)
+			}
 			if p.Kind == client.KindState && (p.Meta.Serial != 3 || !bytes.Equal(p.Body, []byte(good))) {
 				t.Errorf("Probe() = %+v, want serial 3 and the bytes", p)
 			}

@@ -52,7 +52,8 @@ func (c *Client) Probe(ctx context.Context) (Probe, error) {
 	case errors.As(err, &locked) && locked.Holder.ID != "":
 		return Probe{Kind: KindAbsent, Holder: &locked.Holder}, nil
 	case errors.Is(err, api.ErrBadRequest), errors.Is(err, api.ErrNotFound), errors.Is(err, api.ErrNoState):
-		return Probe{}, c.fail("probing", fmt.Errorf("%w: there is no state and no lock can be taken: %w", api.ErrNoState, err))
+		// The 404 is not wrapped: it is no "no state" of a state server.
+		return Probe{}, c.fail("probing", fmt.Errorf("%w: there is no state and no lock can be taken: %s", api.ErrNoState, err.Error()))
 	default:
 		return Probe{}, err
 	}
