@@ -137,3 +137,45 @@ func TestDoctorOnRealHosts(t *testing.T) {
 	r.system("prod.good", fleettest.ClosureSpec{Version: "1"})
 	r.lockFree()
 }
+
+// TestDoctorFindsTheGraphsOwnBackend: it listens on its node's loopback, so that
+// only the node's SSH connection leads to it, which the checks of the node share.
+func TestDoctorFindsTheGraphsOwnBackend(t *testing.T) {
+	st := buildStage(t)
+	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(1)})
+	s := newSelfRig(t, st, fleet, fleet.Hosts)
+	s.nodes[stateNode]["nixos_conf"] = "/nix/store/00000000000000000000000000000000-x"
+	s.address = fmt.Sprintf("http://127.0.0.1:%d%s", unusedPort(t), statePath)
+	s.pin(false)
+
+	// Nobody serves: each place says why, and the way out is told.
+	res := s.want(tfhosts.ExitFailed, "doctor")
+	for _, text := range []string{"fail  backend place 1 ", "fail  backend place 3 ", "through node prod.state: ", "BOOTSTRAP=1 tf-hosts apply"} {
+		if !strings.Contains(res.stdout, text) {
+			t.Errorf("stdout does not say %q:\n%s", text, res.stdout)
+		}
+	}
+
+	binary, err := os.ReadFile(st.binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.state.WriteFile(t.Context(), "/usr/local/bin/tf-hosts", string(binary), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.state.Exec(t.Context(), "bash", "-euc", fmt.Sprintf(
+		"systemd-run --quiet --unit=states tf-hosts backend serve --users %s --dir %s --listen 127.0.0.1:%d; until (exec 3<>/dev/tcp/127.0.0.1/%d) 2>/dev/null; do sleep 0.1; done",
+		usersFile, statesDir, statePort, statePort)); err != nil {
+		t.Fatal(err)
+	}
+	before := s.sshCount(s.state)
+	res = s.want(0, "doctor")
+	for _, text := range []string{"ok  backend place 1 ", "ok  backend place 2 ", "through node prod.state serves", "ok  backend lock "} {
+		if !strings.Contains(strings.ReplaceAll(res.stdout, "ok    ", "ok  "), text) {
+			t.Errorf("stdout does not say %q:\n%s", text, res.stdout)
+		}
+	}
+	if n := s.sshCount(s.state); n.Connections != before.Connections+1 {
+		t.Errorf("%d SSH connections, want one", n.Connections-before.Connections)
+	}
+}
