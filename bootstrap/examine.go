@@ -34,8 +34,9 @@ type Examination struct {
 	// it lost it.
 	State *StateRef
 	Gone  bool
-	// Lost is why a writing verb would stop with exit 3; empty when it would not.
-	Lost string
+	// Lost is why a writing verb would stop with exit 3, LostHint the way out;
+	// empty when it would not.
+	Lost, LostHint string
 
 	close func() error
 }
@@ -70,15 +71,22 @@ func Examine(ctx context.Context, cfg Config) (*Examination, error) {
 		e.Client, e.Served, e.close = s.found.client, s.found.served, s.found.close
 	}
 	sit.writes = true
-	e.Lost = decide(sit).lost
+	if e.Lost = decide(sit).lost; e.Lost != "" {
+		e.LostHint = s.lostHint(sit)
+	}
 	if away != nil {
 		return e, s.awayError(away)
 	}
 	return e, nil
 }
 
-// LostHint is the way out of a lost state.
-func LostHint() string {
+// lostHint is the way out of a lost state. What only a bootstrap that was
+// stopped left is none: the next one goes on from there.
+func (s *session) lostHint(sit situation) string {
+	sit.bootstrap = true
+	if s.selfServed() && decide(sit).lost == "" {
+		return "go on where the bootstrap stopped: BOOTSTRAP=1 tf-hosts apply"
+	}
 	var exit *tfhosts.ExitError
 	if errors.As(lostError(""), &exit) {
 		return exit.Hint

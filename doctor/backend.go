@@ -141,7 +141,7 @@ func (r *run) holderHint(holder api.LockInfo) string {
 	}
 	if r.Foreign != nil {
 		if why, err := r.Foreign(holder); err == nil && why == "" {
-			return "a dead run of this machine left it; it is released by: TF_RECLAIM_OWN_LOCK=1 tf-hosts apply"
+			return "no run of this machine that lives says that it holds it; if none does: TF_RECLAIM_OWN_LOCK=1 tf-hosts apply"
 		}
 	}
 	return "wait for its holder; if it is dead: tf-hosts force-unlock " + holder.ID

@@ -37,8 +37,8 @@ func backendRun(t *testing.T, address, password, stateDir string) map[string]Res
 		Setup: s, Limit: 2 * time.Second, Foreign: bootstrap.WhyForeign,
 		Engine: tofu.FindConfig{Explicit: "/nonexistent"}, Nix: nix.New(nix.Config{BinDir: "/nonexistent"}),
 		Backend: func(ctx context.Context, _ Forward) (Backend, error) {
-			e, err := bootstrap.Examine(ctx, bootstrap.Config{Setup: s, StateDir: stateDir})
-			b := Backend{Client: e.Client, Lost: e.Lost, LostHint: bootstrap.LostHint(), Close: e.Close}
+			e, err := bootstrap.Examine(ctx, bootstrap.Config{Setup: s, StateDir: stateDir, SelfBackend: true})
+			b := Backend{Client: e.Client, Lost: e.Lost, LostHint: e.LostHint, Close: e.Close}
 			for _, p := range e.Tried {
 				b.Tried = append(b.Tried, Place{p.Address, p.Through, p.Err})
 			}
@@ -186,12 +186,16 @@ func TestBackend(t *testing.T) {
 		handler  http.Handler
 		password string
 		ledger   bool
+		local    bool
 		want     map[string]want
 	}{
 		{name: "no state yet", handler: ourServer(t, "", nil), want: good},
 		{name: "a state", handler: ourServer(t, testState, nil), want: good},
 		{name: "state is gone since", handler: ourServer(t, "", nil), ledger: true, want: map[string]want{
 			place: {level: OK}, state: {Fail, "last saw serial 7", "tf-hosts state-restore"},
+		}},
+		{name: "bootstrap stopped before the migration", handler: ourServer(t, "", nil), local: true, want: map[string]want{
+			place: {level: OK}, state: {Fail, "never moved there", "BOOTSTRAP=1 tf-hosts apply"},
 		}},
 		{name: "locked by somebody", handler: ourServer(t, testState, &foreign), want: map[string]want{
 			lock: {Warn, "ann@elsewhere", "tf-hosts force-unlock " + foreign.ID},
@@ -241,6 +245,9 @@ func TestBackend(t *testing.T) {
 			address := hs.URL + "/state/p/n"
 			if tt.ledger {
 				writeLedger(t, lost, address, bootstrap.Ledger{Mode: bootstrap.ModeRemote, State: bootstrap.StateRef{Lineage: "l", Serial: 7}})
+			}
+			if tt.local {
+				write(t, filepath.Join(bootstrap.WorkDir(lost, address), "terraform.tfstate"), testState, 0o600)
 			}
 			password := testPassword
 			if tt.password != "" {

@@ -116,7 +116,7 @@ func (r *run) checkHost(ctx context.Context, prefix string, conn *hostconn.Conn,
 		return
 	}
 	// date +%s has no fractions of a second: half of one is expected.
-	r.addSkew(prefix+"clock", f.now.Add(time.Second/2), start.Add(took/2), "let the host keep time: "+sshCommand(t, "sudo timedatectl set-ntp true"))
+	r.addSkew(prefix+"clock", f.now.Add(time.Second/2), start.Add(took/2), "let the host keep time: "+sshRoot(t, "timedatectl set-ntp true"))
 	r.judge(prefix, f, t)
 }
 
@@ -156,9 +156,9 @@ func (r *run) judge(prefix string, f facts, t hostconn.Target) {
 	} else {
 		r.add(prefix+"nix", Fail, "there is no nix-daemon program", "install Nix there, or see what its PATH lacks: "+sshCommand(t, "command -v nix-daemon"))
 	}
-	r.addFree(prefix+"store", f.store, storeWarn, "collect garbage: "+sshCommand(t, "sudo nix-collect-garbage --delete-older-than 30d"))
+	r.addFree(prefix+"store", f.store, storeWarn, "collect garbage: "+sshRoot(t, "nix-collect-garbage --delete-older-than 30d"))
 	if f.boot >= 0 {
-		r.addFree(prefix+"boot", f.boot, bootWarn, "keep fewer generations (boot.loader.*.configurationLimit), and see what fills it: "+sshCommand(t, "sudo du -sh /boot"))
+		r.addFree(prefix+"boot", f.boot, bootWarn, "keep fewer generations (boot.loader.*.configurationLimit), and see what fills it: "+sshRoot(t, "du -sh /boot"))
 	}
 	if f.init != "systemd" {
 		r.add(prefix+"units", Fail, fmt.Sprintf("PID 1 is %q, not systemd", f.init), "boot the host with systemd: activation needs it")

@@ -70,6 +70,14 @@ func targetOf(name string, n tfhosts.SetupNode) (hostconn.Target, error) {
 	}, nil
 }
 
+// sshRoot is sshCommand for a command that needs root.
+func sshRoot(t hostconn.Target, command string) string {
+	if t.User != "" && t.User != "root" {
+		command = "sudo " + command
+	}
+	return sshCommand(t, command)
+}
+
 // sshCommand is a command that the operator can paste.
 func sshCommand(t hostconn.Target, command string) string {
 	argv := []string{"ssh"}

@@ -143,7 +143,7 @@ func (p *program) examine(ctx context.Context, s *tfhosts.Setup, stateDir string
 			}, Close: func() error { return nil }}, err // the connection is the node's, and stays
 		}},
 	})
-	b := doctor.Backend{Client: e.Client, Lost: e.Lost, LostHint: bootstrap.LostHint(), Close: e.Close, Holds: "there is none yet"}
+	b := doctor.Backend{Client: e.Client, Lost: e.Lost, LostHint: e.LostHint, Close: e.Close, Holds: "there is none yet"}
 	for _, t := range e.Tried {
 		b.Tried = append(b.Tried, doctor.Place{Address: t.Address, Through: t.Through, Err: t.Err})
 	}
