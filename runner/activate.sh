@@ -43,7 +43,7 @@ stc() { # $1 = system, $2 = action
 	timeout -k 5 "$(get limit)" "$1/bin/switch-to-configuration" "$2" </dev/null 9>&-
 }
 
-lock() { # $1 = seconds
+lock() { # $1 = seconds; i is how many it took
 	mkdir -p "$RUN"
 	exec 9>>"$RUN/lock"
 	i=0
@@ -162,6 +162,14 @@ activate() {
 	esac
 }
 
+# Another run brought the host to the same system while this one waited: the one
+# that a deployer started before it was killed. A second switch would restart what
+# the first one started.
+done_meanwhile() {
+	[ "$i" -gt 0 ] && [ "$(get action)" = switch ] && [ -z "$(failed)" ] &&
+		[ "$(cur)" = "$(get new)" ] && [ "$(readlink -f "$P")" = "$(get new)" ]
+}
+
 case $verb in
 run)
 	mkdir "$D/used" 2>/dev/null || exit 0
@@ -174,6 +182,10 @@ run)
 		[ "$other" = "$D" ] || [ -e "$other/verdict" ] || [ ! -d "$other" ] ||
 			/bin/sh "$0" settle-held "$other" "the activation was interrupted"
 	done
+	if done_meanwhile; then
+		put verdict "deployed by another run"
+		exit 0
+	fi
 	activate
 	;;
 settle)

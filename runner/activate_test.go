@@ -263,6 +263,37 @@ func TestSecondActivationWaitsForTheFirst(t *testing.T) {
 	b.want(v, tfhosts.Deployed, quick.Out, quick.Out, quick.Out)
 }
 
+// TestSecondActivationOfTheSameSystem: what a killed deployer left running is
+// waited for and not done again.
+func TestSecondActivationOfTheSameSystem(t *testing.T) {
+	b := newBed(t, fleettest.HostConfig{})
+	c := b.closure(fleettest.ClosureSpec{Name: "slow", Behaviour: map[string]fleettest.Behaviour{
+		"switch": {SleepSeconds: 3, Shell: "echo switched >>/var/lib/switches"},
+	}})
+	began := make(chan struct{})
+	first := b.cfg
+	first.Fault = func(op string) error {
+		if op == "activate.wait" {
+			b.shell("until [ -e /run/tf-hosts/holder ]; do sleep 0.1; done")
+			close(began)
+		}
+		return nil
+	}
+	done := make(chan tfhosts.Verdict, 1)
+	go func() {
+		done <- runner.New(first).Deploy(t.Context(), runner.Request{Name: "prod.h1", Node: b.node(""), Built: c.Out})
+	}()
+	<-began
+	v := b.deploy(runner.Request{Built: c.Out})
+	if v1 := <-done; v1.Status != tfhosts.Deployed {
+		t.Errorf("first = %s, want deployed", v1)
+	}
+	b.want(v, tfhosts.Deployed, c.Out, c.Out, c.Out)
+	if got := b.shell("cat /var/lib/switches"); strings.Count(got, "switched") != 1 {
+		t.Errorf("switches of the host: %q, want one", got)
+	}
+}
+
 func TestGoalBoot(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
 	old := b.system().Running
