@@ -43,10 +43,11 @@ type demo struct {
 	binary, dir string
 	fleet       *fleettest.Fleet
 	environ     []string
+	confs       map[string]string // nixos_conf by host, relative to dir
 }
 
 func run(ctx context.Context, binary, dir string, keep bool) (err error) {
-	d := &demo{}
+	d := &demo{confs: map[string]string{}}
 	if d.binary, err = filepath.Abs(binary); err != nil {
 		return err
 	}
@@ -115,8 +116,8 @@ func run(ctx context.Context, binary, dir string, keep bool) (err error) {
 	say("done: both applies ended as they should")
 	fmt.Printf("    setup, states and logs are in %s; \"make clean\" removes them and any host that is left\n", dir)
 	if keep {
-		say("hosts and state server run until Ctrl-C (--keep)")
-		fmt.Printf("    cd %s && env %s %s status\n", dir, strings.Join(d.environ, " "), d.binary)
+		say("hosts and state server run until Ctrl-C (--keep); in another shell:")
+		fmt.Printf("    export TF_HOSTS_SETUP=%s BOOTSTRAP_STATE_DIR=%s %s\n", filepath.Join(d.dir, tfhostsJSON), filepath.Join(d.dir, "work"), fleettest.NixEnv()[0])
 		<-ctx.Done()
 	}
 	return nil
@@ -171,7 +172,12 @@ func (d *demo) serve(ctx context.Context) (address string, stop func() error, er
 
 // system writes the Nix files of a host's system.
 func (d *demo) system(name, version string) error {
-	_, err := fleettest.NewClosure(filepath.Join(d.dir, "systems", name), fleettest.ClosureSpec{Name: name, Version: version})
+	c, err := fleettest.NewClosure(filepath.Join(d.dir, "systems", name), fleettest.ClosureSpec{Name: name, Version: version})
+	if err != nil {
+		return err
+	}
+	file, err := filepath.Rel(d.dir, c.File)
+	d.confs[name] = "./" + file
 	return err
 }
 
@@ -179,16 +185,8 @@ func (d *demo) system(name, version string) error {
 func (d *demo) setup(address string) error {
 	nodes := map[string]any{}
 	for _, h := range d.fleet.Hosts {
-		c, err := fleettest.NewClosure(filepath.Join(d.dir, "systems", h.Name), fleettest.ClosureSpec{Name: h.Name, Version: "1"})
-		if err != nil {
-			return err
-		}
-		file, err := filepath.Rel(d.dir, c.File)
-		if err != nil {
-			return err
-		}
 		nodes["demo."+h.Name] = map[string]any{
-			"nixos_conf": "./" + file, "host": h.Addr(), "host_key": h.HostKey(), "key_file": d.fleet.KeyFile(),
+			"nixos_conf": d.confs[h.Name], "host": h.Addr(), "host_key": h.HostKey(), "key_file": d.fleet.KeyFile(),
 		}
 	}
 	b, err := json.MarshalIndent(map[string]any{
