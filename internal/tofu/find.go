@@ -109,7 +109,7 @@ func newEngine(path string) (*Engine, error) {
 
 // IsEngine says whether an executable is one, by its name.
 func IsEngine(path string) bool {
-	base := filepath.Base(path)
+	base := strings.TrimPrefix(filepath.Base(path), ".") // Nix wraps programs as .NAME-wrapped
 	return strings.HasPrefix(base, "tofu") || strings.HasPrefix(base, "terraform")
 }
 
@@ -144,15 +144,11 @@ func (e *Engine) exec(dir string, env []string) (*tfexec.Terraform, error) {
 	vars := make(map[string]string, len(env))
 	for _, kv := range env {
 		k, v, _ := strings.Cut(kv, "=")
-		// terraform-exec refuses what it sets itself; none of it matters to
-		// a command that reads a file.
-		if strings.HasPrefix(k, "TF_VAR_") || strings.HasPrefix(k, "TF_LOG") ||
-			k == "TF_INPUT" || k == "TF_IN_AUTOMATION" || k == "TF_REATTACH_PROVIDERS" || k == "TF_APPEND_USER_AGENT" {
-			continue
-		}
 		vars[k] = v
 	}
-	if err := tf.SetEnv(vars); err != nil {
+	// terraform-exec refuses what it sets itself; none of it matters to a command
+	// that reads a file.
+	if err := tf.SetEnv(tfexec.CleanEnv(vars)); err != nil {
 		return nil, fmt.Errorf("preparing the environment of %q: %w", e.Path, err)
 	}
 	return tf, nil
