@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -40,9 +42,42 @@ func (s *session) apply(ctx context.Context) (int, error) {
 		if perr != nil || !changed {
 			return s.finish(ctx, s.changes, perr)
 		}
-		changes, _, err = s.applyPlan(ctx, plan)
+		if perr := s.withinReviewed(ctx, saved, plan, changes); perr != nil {
+			return s.finish(ctx, s.changes, perr)
+		}
+		if changes, stale, err = s.applyPlan(ctx, plan); stale && err == nil {
+			err = tfhosts.WithExit(tfhosts.ExitFailed, "see who else writes this state, then run the same command again",
+				errors.New("the state moved on once more while the plan was applied"))
+		}
 	}
 	return s.finish(ctx, append(s.changes, changes...), err)
+}
+
+// withinReviewed refuses a new plan that does more than the saved one that went
+// stale: nobody has seen it, and what limited the saved one (-target, -destroy)
+// is not known.
+func (s *session) withinReviewed(ctx context.Context, saved, plan string, reviewed []tofu.NodeChange) error {
+	if saved == "" {
+		return nil
+	}
+	changes, err := s.engine.NodeChanges(ctx, s.runDir, plan, s.env)
+	if err != nil {
+		return err
+	}
+	var more []string
+	for _, c := range changes {
+		same := func(r tofu.NodeChange) bool {
+			return r.Name == c.Name && r.Deploys == c.Deploys && r.Leaves == c.Leaves
+		}
+		if !slices.ContainsFunc(reviewed, same) {
+			more = append(more, c.Name)
+		}
+	}
+	if len(more) == 0 {
+		return nil
+	}
+	return tfhosts.WithExit(tfhosts.ExitFailed, "make and review a new one: tf-hosts plan -- -out="+saved,
+		fmt.Errorf("the saved plan is stale, and a new plan would do more than it: %s", strings.Join(more, ", ")))
 }
 
 // savedPlan is the plan file that the user named, absolute, or empty.
@@ -52,6 +87,12 @@ func (s *session) savedPlan() (string, error) {
 	case len(ops) == 0:
 		return "", nil
 	case len(ops) == 1 && s.Verb.Name == "apply":
+		for _, flag := range s.args.flags {
+			if plansOnly(flag) {
+				return "", tfhosts.WithExit(tfhosts.ExitUsage, "give it to the plan: tf-hosts plan -- -out="+ops[0]+" "+flag,
+					fmt.Errorf("%s: a saved plan is applied as it is", flag))
+			}
+		}
 		return absolute(s.CallerDir, ops[0]), nil
 	}
 	return "", tfhosts.WithExit(tfhosts.ExitUsage, "name nodes with -- -target=NAME",
@@ -84,6 +125,12 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 	if changes, err = s.engine.NodeChanges(ctx, s.runDir, plan, s.env); err != nil {
 		return nil, false, err
 	}
+	for _, c := range changes {
+		if c.Leaves && s.Verb.Name == "apply" && s.Setup.Self != nil && c.Name == s.Setup.Self.Node {
+			return nil, false, tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts destroy moves the state off it first",
+				fmt.Errorf("the plan removes %q, which serves the state of this graph", c.Name))
+		}
+	}
 	s.announce(changes)
 	if s.Ask != nil && !s.args.autoApprove {
 		ok, err := s.Ask(fmt.Sprintf("%s as planned above?", s.Verb.Name))
@@ -102,6 +149,7 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 		return changes, false, err
 	}
 	s.step("apply", "applying")
+	posts := s.relay.Stats().Posts
 	args := []string{"apply", "-input=false", s.args.lockTimeout, s.args.parallelism}
 	if s.args.json {
 		args = append(args, "-json")
@@ -125,8 +173,13 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 	if err != nil || code == 0 {
 		return changes, false, err
 	}
-	if len(s.results.all()) == 0 && !s.interrupted() && s.isStale(plan) {
-		return changes, true, s.openSocket()
+	// An apply that stored anything was not refused.
+	if len(s.results.all()) == 0 && s.relay.Stats().Posts == posts && !s.interrupted() && s.isStale(plan) {
+		if err := s.openSocket(); err != nil {
+			return changes, true, err
+		}
+		s.env = append(s.env, "TF_HOSTS_SOCK="+s.hand.path) // the last of a name counts
+		return changes, true, nil
 	}
 	return changes, false, s.tofuError("apply", code)
 }

@@ -60,6 +60,8 @@ func parseArguments(verb tfhosts.Verb, args []string, callerDir string, parallel
 			errs = append(errs, fmt.Errorf("-%s: the state is kept by tf-hosts, and only there", name))
 		case name == "chdir":
 			errs = append(errs, fmt.Errorf("-%s: the graph is generated; use --setup", name))
+		case name == "destroy" && value != "false" && verb.Name == "apply":
+			errs = append(errs, errors.New("-destroy: the verb is destroy"))
 		case name == "lock" && value == "false":
 			if verb.Writes {
 				errs = append(errs, fmt.Errorf("-lock=false: %s writes state and never does so without the lock", verb.Name))
@@ -106,6 +108,16 @@ func takesWord(name string) bool {
 	case "target", "exclude", "replace", "var", "var-file", "target-file", "exclude-file", "out",
 		"parallelism", "lock-timeout", "state", "state-out", "backup", "backup-out", "chdir",
 		"generate-config-out", "json-into", "config", "type", "plan":
+		return true
+	}
+	return false
+}
+
+// plansOnly: flags that shape a plan and mean nothing to one that is saved.
+func plansOnly(flag string) bool {
+	name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+	switch name {
+	case "target", "exclude", "replace", "var", "var-file", "target-file", "exclude-file", "refresh", "refresh-only":
 		return true
 	}
 	return false

@@ -55,6 +55,7 @@ func (s *session) detachUnderLock(ctx context.Context) error {
 	if s.ledger.known() && ref.Lineage != s.ledger.State.Lineage {
 		return lostError(fmt.Sprintf("the backend holds a state of lineage %s, this machine last saw lineage %s there", ref.Lineage, s.ledger.State.Lineage))
 	}
+	s.found.body = body
 	if err := s.remember(body); err != nil {
 		return err
 	}
@@ -80,6 +81,21 @@ func (s *session) detachUnderLock(ctx context.Context) error {
 	return durable.SyncDir(s.workDir)
 }
 
+// reattach takes detach back when nothing was done since: the backend, whose
+// lock is still held, has the same state. The ledger goes first: an interruption
+// leaves a local copy of what the backend has, which is no more than a migration
+// that had happened.
+func (s *session) reattach() error {
+	if s.relay != nil && s.relay.Stats().Posts > 0 {
+		return nil
+	}
+	s.ledger.Mode = ModeRemote
+	if err := s.writeLedger(); err != nil {
+		return err
+	}
+	return s.finishMigration()
+}
+
 // destroyDetached destroys on the local copy.
 func (s *session) destroyDetached(ctx context.Context, unlock func() error) (int, error) {
 	file, err := s.localFile()
@@ -90,6 +106,9 @@ func (s *session) destroyDetached(ctx context.Context, unlock func() error) (int
 		return tfhosts.ExitCodeOf(err), errors.Join(err, unlock())
 	}
 	code, err := s.apply(ctx)
+	if errors.Is(err, ErrDeclined) && s.found != nil {
+		err = errors.Join(err, s.reattach())
+	}
 	if uerr := unlock(); uerr != nil {
 		s.notice("the backend's lock was not released, as is to be expected of a backend that is gone: " + uerr.Error())
 	}

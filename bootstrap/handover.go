@@ -9,12 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 )
 
 // maxSocketPath is under the limit of sun_path on every Unix.
 const maxSocketPath = 100
+
+// acceptPause is the pause after an accept that failed: nothing tells when
+// descriptors are free again.
+const acceptPause = 100 * time.Millisecond
 
 // handover is the wrapper's end of TF_HOSTS_SOCK: each "tf-hosts run" that a
 // provisioner starts sends its node and waits for the verdict. So all deploys
@@ -68,8 +73,12 @@ func (h *handover) accept() {
 	defer h.wg.Done()
 	for {
 		conn, err := h.listener.Accept()
-		if err != nil {
-			return // only Close ends a listening unix socket
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // too many open files: the client waits in the backlog
+			time.Sleep(acceptPause)
+			continue
 		}
 		h.mu.Lock()
 		if h.closed {

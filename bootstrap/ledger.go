@@ -127,13 +127,11 @@ func (s *session) remember(body []byte) error {
 	if err != nil {
 		return fmt.Errorf("remembering the state: %w", err)
 	}
-	if ref == s.ledger.State {
-		if _, err := os.Stat(lastPath(s.workDir)); err == nil {
-			return nil
+	_, missing := os.Stat(lastPath(s.workDir))
+	if ref != s.ledger.State || missing != nil {
+		if err := durable.Replace(lastPath(s.workDir), body, 0o600, "last", s.Fault); err != nil {
+			return err
 		}
-	}
-	if err := durable.Replace(lastPath(s.workDir), body, 0o600, "last", s.Fault); err != nil {
-		return err
 	}
 	s.ledger.State = ref
 	return s.writeLedger()

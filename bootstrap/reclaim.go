@@ -95,8 +95,8 @@ func (s *session) foreign(holder api.LockInfo) string {
 	if err := json.Unmarshal([]byte(holder.Info), &run); err != nil || run.PID == 0 {
 		return "its Info is not that of a run of tf-hosts"
 	}
-	if run.MachineID != s.info.MachineID {
-		return "its run is one of another machine"
+	if run.MachineID == "" || run.MachineID != s.info.MachineID { // many containers have no ID
+		return "its run is not known to be one of this machine"
 	}
 	if run.BootID == s.info.BootID && processLives(run.PID, run.StartTime) {
 		return fmt.Sprintf("its run lives (pid %d)", run.PID)

@@ -55,6 +55,9 @@ func Run(ctx context.Context, cfg Config) (code int, err error) {
 	if err := s.open(ctx); err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
+	if s.Verb.Name == "validate" { // looks at the graph alone, so it works without a backend
+		return s.onLocal(ctx)
+	}
 	d, err := s.settle(ctx)
 	if err != nil {
 		return tfhosts.ExitCodeOf(err), err
@@ -85,8 +88,8 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 		}
 		return s.destroyDetached(ctx, unlock)
 	}
-	if s.Verb.Writes && s.ledger.Mode != ModeRemote {
-		s.ledger.Mode = ModeRemote
+	if s.Verb.Writes { // a state that was sent has arrived, or its migration would go on
+		s.ledger.Mode, s.ledger.Sent = ModeRemote, nil
 	}
 	if s.ledger.Served == nil {
 		s.ledger.Served = &s.found.served

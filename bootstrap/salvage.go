@@ -210,6 +210,24 @@ func (s *session) lastJournaled() (*pending, error) {
 	return nil, nil
 }
 
+// journaled says whether a run of this working dir posted this state.
+func (s *session) journaled(state []byte) (bool, error) {
+	entries, err := relay.ReadJournal(s.journalDir())
+	if err != nil {
+		return false, err
+	}
+	for _, e := range entries {
+		body, err := os.ReadFile(e.Path)
+		if err != nil {
+			return false, fmt.Errorf("reading the journal: %w", err)
+		}
+		if sameState(body, state) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // salvage stores what earlier runs could not, before anything is planned: a
 // plan from the older state would deploy again what was deployed. base is what
 // upstream holds; the new one is returned.
@@ -238,6 +256,12 @@ func (s *session) storePending(ctx context.Context, upstream relay.Upstream, p p
 		if err != nil {
 			return nil, salvageError(what, err)
 		}
+		ours := false
+		if have.Serial == p.ref.Serial && have.SHA256 != p.ref.SHA256 {
+			if ours, err = s.journaled(base); err != nil {
+				return nil, err
+			}
+		}
 		switch {
 		case have.SHA256 == p.ref.SHA256:
 			return base, s.markStored(p.path)
@@ -246,6 +270,8 @@ func (s *session) storePending(ctx context.Context, upstream relay.Upstream, p p
 		case have.Serial > p.ref.Serial:
 			s.notice(fmt.Sprintf("the state in %s (serial %d) is superseded by serial %d on the backend", what, p.ref.Serial, have.Serial))
 			return base, s.markStored(p.path)
+		case have.Serial == p.ref.Serial && !ours:
+			return nil, salvageError(what, fmt.Errorf("another run has stored a state of the same serial, %d; compare both", p.ref.Serial))
 		case have.Serial == p.ref.Serial && p.ref.Encrypted:
 			return nil, salvageError(what, fmt.Errorf("it has the serial of the backend's, %d, and is encrypted, so that it can not be raised", p.ref.Serial))
 		case have.Serial == p.ref.Serial:

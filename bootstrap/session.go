@@ -97,7 +97,10 @@ func (s *session) open(ctx context.Context) error {
 	}
 	if s.Verb.Writes {
 		h := holder{Run: s.id, Who: client.Who(), Verb: s.Verb.Name, PID: os.Getpid(), Started: s.started}
-		if s.lock, err = takeLock(ctx, s.workDir, h, s.args.wait, s.notice); err != nil {
+		waiting, stop := s.untilInterrupt(ctx)
+		s.lock, err = takeLock(waiting, s.workDir, h, s.args.wait, s.notice)
+		stop()
+		if err != nil {
 			return err
 		}
 		for _, dir := range []string{s.workDir, s.journalDir(), s.salvageDir()} {
@@ -218,13 +221,15 @@ func (s *session) identify(ctx context.Context) error {
 		return nil
 	}
 	s.step("identify", "reading the identity of "+english.Plural(len(s.nodes), "node", ""))
+	ctx, stop := s.untilInterrupt(ctx)
+	defer stop()
 	var errs []error
 	for _, name := range tfhosts.SortedNames(s.nodes) {
-		if s.interrupted() {
-			return tfhosts.WithExit(tfhosts.ExitInterrupted, "", errors.New("interrupted before the plan"))
-		}
 		n := s.nodes[name]
 		identity, err := s.Worker.Identity(ctx, name, n.NixosConf, n.ConfigIdentity)
+		if s.interrupted() {
+			return tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; nothing was changed", errors.New("interrupted before the plan"))
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("evaluating %q: %w", name, err))
 			continue

@@ -69,7 +69,13 @@ func (s *session) settle(ctx context.Context) (decision, error) {
 			return d, err
 		}
 		s.notice("giving the lost state up: " + d.lost)
-		return decision{course: steady}, nil
+		switch {
+		case s.found != nil:
+			return decision{course: steady}, nil
+		case s.Bootstrap:
+			return decision{course: cycleOne}, nil
+		}
+		return d, s.awayError(awayErr)
 	case d.lost != "":
 		return d, lostError(d.lost)
 	case d.away && !s.Verb.Writes && sit.local != nil:
