@@ -74,6 +74,11 @@ func (p *program) main(args []string) int {
 func (p *program) watchSignals() (stop func()) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	// A reader of stdout or stderr that goes away ("| head") must not kill the
+	// program in the middle of a deploy: with a channel of its own the signal is
+	// but an error of the write.
+	pipes := make(chan os.Signal, 1)
+	signal.Notify(pipes, syscall.SIGPIPE)
 	done := make(chan struct{})
 	ended := make(chan struct{})
 	go func() {
@@ -96,6 +101,7 @@ func (p *program) watchSignals() (stop func()) {
 	}()
 	return func() {
 		signal.Stop(signals)
+		signal.Stop(pipes)
 		close(done)
 		<-ended
 	}

@@ -33,9 +33,7 @@ func (t *teller) Write(b []byte) (int, error) {
 	if end < 0 {
 		return len(b), nil
 	}
-	if _, err := t.w.Write(t.partial[:end+1]); err != nil {
-		return 0, err
-	}
+	t.w.Write(t.partial[:end+1]) //nolint:errcheck // as in line: a run does not end because nobody listens
 	t.partial = append(t.partial[:0], t.partial[end+1:]...)
 	return len(b), nil
 }

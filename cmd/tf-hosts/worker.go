@@ -70,21 +70,6 @@ func (w *worker) deploy(ctx context.Context, req bootstrap.DeployRequest) tfhost
 	})
 }
 
-// forward opens a connection to a node, through which the backend is reached.
-func (w *worker) forward(ctx context.Context, name string, n tfhosts.SetupNode) (bootstrap.Forward, error) {
-	options, err := n.Options()
-	if err != nil {
-		return bootstrap.Forward{}, err
-	}
-	conn, err := w.pool.Dial(ctx, hostconn.Target{
-		Name: name, Host: n.Host, User: n.Username, KeyFile: n.KeyFile, HostKey: n.HostKey, Options: options,
-	})
-	if err != nil {
-		return bootstrap.Forward{}, err
-	}
-	return bootstrap.Forward{Dial: conn.DialContext, Close: conn.Close}, nil
-}
-
 // runArgv is the argv of "tf-hosts run" for the provisioner.
 func runArgv() ([]string, error) {
 	self, err := os.Executable()
