@@ -10,6 +10,9 @@ const (
 	EventPhase   = "phase"   // a phase marker: Op is its word
 	EventNotice  = "notice"  // something the operator should know
 	EventWarning = "warning" // something the operator should act on
+	EventOutput  = "output"  // a line of OpenTofu's, with --json
+	EventError   = "error"   // why the run ends as it does
+	EventHint    = "hint"    // the way out of an error
 )
 
 // Event is one thing that happened in a run. Libraries take a func(Event) and

@@ -60,7 +60,9 @@ func (f *forward) current(ctx context.Context) (*hostconn.Conn, error) {
 		_ = f.conn.Close() // it is lost: there is nothing to end
 		f.conn = nil
 	}
-	conn, err := f.open(ctx)
+	// A try of the client's is shorter than a login over a slow link may be: the
+	// pool's own limits hold, and the next try finds the connection.
+	conn, err := f.open(context.WithoutCancel(ctx))
 	if err != nil {
 		return nil, err
 	}

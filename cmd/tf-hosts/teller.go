@@ -33,7 +33,7 @@ func (t *teller) Write(b []byte) (int, error) {
 	if end < 0 {
 		return len(b), nil
 	}
-	t.w.Write(t.partial[:end+1]) //nolint:errcheck // as in line: a run does not end because nobody listens
+	t.output(t.partial[:end+1])
 	t.partial = append(t.partial[:0], t.partial[end+1:]...)
 	return len(b), nil
 }
@@ -42,8 +42,34 @@ func (t *teller) flush() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.partial) > 0 {
-		t.line(string(t.partial))
+		t.output(append(t.partial, '\n'))
 		t.partial = nil
+	}
+}
+
+// output passes whole lines on. With --json each of them is an event, unless it
+// is an object of OpenTofu's own -json. mu is held.
+func (t *teller) output(lines []byte) {
+	if !t.asJSON {
+		t.w.Write(lines) //nolint:errcheck // as in line: a run does not end because nobody listens
+		return
+	}
+	for line := range bytes.Lines(lines) {
+		line = bytes.TrimRight(line, "\r\n")
+		switch {
+		case len(line) == 0:
+		case line[0] == '{' && json.Valid(line):
+			t.line(string(line))
+		default:
+			t.object(tfhosts.Event{Time: time.Now(), Kind: tfhosts.EventOutput, Message: string(line)})
+		}
+	}
+}
+
+// object writes an event as JSON; mu is held.
+func (t *teller) object(e tfhosts.Event) {
+	if b, err := json.Marshal(e); err == nil {
+		t.line(string(b))
 	}
 }
 
@@ -65,9 +91,7 @@ func (t *teller) event(e tfhosts.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.asJSON {
-		if b, err := json.Marshal(e); err == nil {
-			t.line(string(b))
-		}
+		t.object(e)
 		return
 	}
 	if e.Kind == tfhosts.EventBytes || e.Kind == tfhosts.EventVerdict && e.Verdict == nil {
@@ -102,11 +126,18 @@ func (t *teller) fail(err error) {
 	t.flush()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	tell := func(kind, message string) {
+		if t.asJSON {
+			t.object(tfhosts.Event{Time: time.Now(), Kind: kind, Message: message})
+			return
+		}
+		t.line("tf-hosts: " + kind + ": " + message)
+	}
 	for _, line := range strings.Split(err.Error(), "\n") {
-		t.line("tf-hosts: error: " + line)
+		tell(tfhosts.EventError, line)
 	}
 	for _, hint := range hints(err) {
-		t.line("tf-hosts: hint: " + hint)
+		tell(tfhosts.EventHint, hint)
 	}
 }
 
