@@ -58,14 +58,26 @@ func isTLS(err error) bool {
 		strings.Contains(err.Error(), "remote error: tls:")
 }
 
+// doubtKey is where retry notes, in a request's context, that a try may have
+// been served though its answer does not say so.
+type doubtKey struct{}
+
 // retry decides on another try: as tofu does, except that nothing is tried
 // again that another try can not change (TLS, redirects).
 func retry(ctx context.Context, resp *http.Response, err error) (bool, error) {
 	if ctx.Err() != nil {
 		return false, ctx.Err()
 	}
+	again, doubt := false, false
 	if err != nil {
-		return !errors.Is(classify(ctx, err), api.ErrTLS), nil
+		err = classify(ctx, err)
+		again, doubt = !errors.Is(err, api.ErrTLS), errors.Is(err, api.ErrUnavailable)
+	} else {
+		again = errors.Is(api.FromStatus(resp.StatusCode), api.ErrUnavailable)
+		doubt = again
 	}
-	return errors.Is(api.FromStatus(resp.StatusCode), api.ErrUnavailable), nil
+	if doubtful, ok := ctx.Value(doubtKey{}).(*bool); ok && doubt {
+		*doubtful = true
+	}
+	return again, nil
 }

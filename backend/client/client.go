@@ -72,24 +72,37 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	rc := retryablehttp.NewClient()
-	rc.Logger = nil
-	rc.RetryMax, rc.RetryWaitMin, rc.RetryWaitMax = cfg.RetryMax, cfg.RetryWaitMin, cfg.RetryWaitMax
-	rc.ErrorHandler = retryablehttp.PassthroughErrorHandler
-	rc.CheckRetry = retry
-	rc.HTTPClient = &http.Client{
+	c.http = newRetryable(cfg, &http.Client{
 		Transport: transport,
 		Timeout:   cfg.Timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse
 		},
-	}
-	c.http = rc
+	})
 	return c, nil
+}
+
+func newRetryable(cfg Config, hc *http.Client) *retryablehttp.Client {
+	rc := retryablehttp.NewClient()
+	rc.Logger = nil
+	rc.RetryMax, rc.RetryWaitMin, rc.RetryWaitMax = cfg.RetryMax, cfg.RetryWaitMin, cfg.RetryWaitMax
+	rc.ErrorHandler = retryablehttp.PassthroughErrorHandler
+	rc.CheckRetry = retry
+	rc.HTTPClient = hc
+	return rc
 }
 
 // Address is the state's address without query and user, for messages.
 func (c *Client) Address() string { return c.shown }
+
+// Once is c with one try a request, for a caller that does its own waiting and
+// must know of every lost answer. It shares the connections of c.
+func (c *Client) Once() *Client {
+	once := *c
+	once.cfg.RetryMax = 0
+	once.http = newRetryable(once.cfg, c.http.HTTPClient)
+	return &once
+}
 
 // Close drops idle connections.
 func (c *Client) Close() { c.http.HTTPClient.CloseIdleConnections() }
@@ -98,6 +111,14 @@ func (c *Client) Close() { c.http.HTTPClient.CloseIdleConnections() }
 // body). api.ErrNoState: the answer is no state, as an HTML page.
 func (c *Client) Get(ctx context.Context) ([]byte, error) {
 	a, err := c.do(ctx, http.MethodGet, c.state, nil)
+	for n := 0; errors.Is(err, errCutOff) && n < c.cfg.RetryMax; n++ {
+		select {
+		case <-time.After(c.cfg.RetryWaitMin):
+		case <-ctx.Done():
+			return nil, c.fail("reading state from", ctx.Err())
+		}
+		a, err = c.do(ctx, http.MethodGet, c.state, nil)
+	}
 	if err != nil {
 		return nil, c.fail("reading state from", err)
 	}
@@ -145,10 +166,15 @@ func (c *Client) Lock(ctx context.Context, info api.LockInfo) error {
 		return nil
 	case a.status == http.StatusConflict: // GitLab, Gitea, terraform-backend-git
 		err = a.locked()
+		if a.ours(info.ID) {
+			return nil
+		}
 	case a.status == http.StatusCreated || a.status == http.StatusNoContent:
 		err = fmt.Errorf("%w: status %d to a lock", api.ErrNoState, a.status)
 	default:
-		err = a.sentinel()
+		if err = a.sentinel(); a.status == http.StatusLocked && a.ours(info.ID) {
+			return nil
+		}
 	}
 	return c.fail("locking state at", err)
 }
@@ -165,15 +191,24 @@ func (c *Client) Unlock(ctx context.Context, info api.LockInfo) error {
 	case err != nil:
 	case a.status == http.StatusConflict || a.status == http.StatusLocked:
 		// Another lock than info's is held: the caller's is not.
+		if a.again {
+			return nil
+		}
 		err = api.ErrNotLocked
 		if holder, ok := api.ParseHolder(a.body); ok && holder.ID != info.ID {
 			err = errors.Join(api.ErrNotLocked, &api.LockedError{Holder: holder})
 		}
+	case a.again && a.status == http.StatusBadRequest: // nimbolus, of a lock that is gone
+		return nil
 	default:
 		err = a.sentinel()
 	}
 	return c.fail("unlocking state at", err)
 }
+
+// errCutOff: the connection broke within a body, after the tries of the HTTP
+// layer had ended with its status.
+var errCutOff = errors.New("the answer is cut off")
 
 // answer is what a server said.
 type answer struct {
@@ -181,6 +216,15 @@ type answer struct {
 	header   http.Header
 	body     []byte
 	location string // of a redirect, without query and user
+	// again: an earlier try may have been served, its answer was lost.
+	again bool
+}
+
+// ours says whether the holder of a refused lock is what an earlier try of the
+// same request had locked. Without one it is a server that echoes.
+func (a answer) ours(id string) bool {
+	holder, ok := api.ParseHolder(a.body)
+	return a.again && ok && holder.ID == id
 }
 
 func (a answer) sentinel() error {
@@ -231,7 +275,8 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, body []byte)
 	if body != nil {
 		rd = bytes.NewReader(body)
 	}
-	req, err := retryablehttp.NewRequestWithContext(ctx, method, u.String(), rd)
+	doubtful := false
+	req, err := retryablehttp.NewRequestWithContext(context.WithValue(ctx, doubtKey{}, &doubtful), method, u.String(), rd)
 	if err != nil {
 		return answer{}, classify(ctx, err)
 	}
@@ -261,12 +306,12 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, body []byte)
 		if resp.StatusCode != http.StatusOK {
 			return answer{status: resp.StatusCode, header: resp.Header, location: redirectTo(u, resp)}, nil
 		}
-		return answer{}, fmt.Errorf("%w: the answer is cut off after %d bytes", api.ErrUnavailable, len(b))
+		return answer{}, fmt.Errorf("%w: %w after %d bytes", api.ErrUnavailable, errCutOff, len(b))
 	}
 	if len(b) > maxBody {
 		return answer{}, fmt.Errorf("%w: over %d bytes", api.ErrTooLarge, maxBody)
 	}
-	return answer{status: resp.StatusCode, header: resp.Header, body: b, location: redirectTo(u, resp)}, nil
+	return answer{status: resp.StatusCode, header: resp.Header, body: b, location: redirectTo(u, resp), again: doubtful}, nil
 }
 
 func redirectTo(asked *url.URL, resp *http.Response) string {
