@@ -52,9 +52,10 @@ func (r *Relay) lock(w http.ResponseWriter, req *http.Request, body []byte) {
 
 // take locks the upstream. A conflict with our own ID is our lock if an answer
 // was lost; else the server repeats what it was sent and does not tell who holds
-// the lock.
+// the lock. The end of ctx ends the waiting and cuts no request off: a lock that
+// is taken for a tofu that died must be known, or nobody gives it back.
 func (r *Relay) take(ctx context.Context, info api.LockInfo) outcome {
-	out := r.try(ctx, opLock, func(ctx context.Context) error { return r.cfg.Upstream.Lock(ctx, info) })
+	out := r.try(ctx, opLock, func(context.Context) error { return r.cfg.Upstream.Lock(r.base, info) })
 	var locked *api.LockedError
 	if errors.As(out.err, &locked) && locked.Holder.ID == info.ID {
 		out.err = &api.LockedError{}
@@ -76,7 +77,7 @@ func (r *Relay) unlock(w http.ResponseWriter, req *http.Request, body []byte) {
 	ours = ours && held.ID == info.ID
 	var err error
 	if ours {
-		err = r.Release(ctx)
+		err = r.release(ctx)
 	} else {
 		err = r.forceUnlock(ctx, info)
 	}
@@ -92,12 +93,33 @@ func (r *Relay) unlock(w http.ResponseWriter, req *http.Request, body []byte) {
 
 // Release releases the lock that tofu took through the relay and left behind,
 // with the lock information that the upstream has. Without one it does nothing.
+// It waits for a request in flight: a tofu that was killed leaves a state on its
+// way, which must arrive under the lock.
 func (r *Relay) Release(ctx context.Context) error {
+	select {
+	case r.writes <- struct{}{}:
+		defer func() { <-r.writes }()
+	case <-ctx.Done():
+		return fmt.Errorf("releasing the lock: %w", ctx.Err())
+	}
+	return r.release(ctx)
+}
+
+func (r *Relay) release(ctx context.Context) error {
 	held, ok := r.Held()
 	if !ok {
 		return nil
 	}
-	out := r.try(ctx, opUnlock, func(ctx context.Context) error { return r.cfg.Upstream.Unlock(ctx, held) })
+	unlock := func(ctx context.Context) error { return r.cfg.Upstream.Unlock(ctx, held) }
+	out := r.try(ctx, opUnlock, unlock)
+	if errors.Is(out.err, api.ErrNotLocked) && !errors.Is(out.err, api.ErrLocked) && !out.doubtful {
+		// Nobody has another lock, and this one was never given back: ask again
+		// before it is left for good.
+		out = r.try(ctx, opUnlock, unlock)
+	}
+	if out.doubtful && errors.Is(out.err, api.ErrBadRequest) {
+		out.err = nil // nimbolus' answer to the repetition
+	}
 	if errors.Is(out.err, api.ErrNotLocked) {
 		if !out.doubtful {
 			r.event(tfhosts.EventWarning, opUnlock, "the lock %q was already gone from the state backend", held.ID)

@@ -68,6 +68,12 @@ type Config struct {
 	// RetryWaitMin and RetryWaitMax bound the pause between tries: 500 ms, 10 s.
 	RetryWaitMin, RetryWaitMax time.Duration
 
+	// Contacted: the upstream answered this run before, so that it is waited for
+	// with Patience from the first try on.
+	Contacted bool
+	// Seen is the state as this run saw it before the relay, nil for none: one
+	// that is gone for the relay is lost, and not one that never was.
+	Seen []byte
 	// AllowRewind lets a POST go back or change lineage, for "state push -force".
 	AllowRewind bool
 	// MaxBytes is the size limit of a state: default 512 MiB.
@@ -170,8 +176,11 @@ func New(cfg Config) (*Relay, error) {
 		return nil, fmt.Errorf("starting relay: %w", err)
 	}
 	r := &Relay{
-		cfg: cfg, journal: j, held: cfg.Held, contacted: cfg.Held != nil,
+		cfg: cfg, journal: j, held: cfg.Held, contacted: cfg.Contacted || cfg.Held != nil,
 		writes: make(chan struct{}, 1), interrupted: make(chan struct{}), served: make(chan error, 1),
+	}
+	if meta, err := api.ParseMeta(cfg.Seen); cfg.Seen != nil && err == nil {
+		r.saw(cfg.Seen, meta)
 	}
 	return r, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/api"
+	"fediversity.eu/tf-hosts/backend/client"
 )
 
 // Op names of the relay.
@@ -103,9 +104,25 @@ func (r *Relay) forward(ctx context.Context, id string, body []byte) error {
 	send := func() outcome {
 		return r.try(ctx, opPost, func(ctx context.Context) error { return r.cfg.Upstream.Post(ctx, id, body) })
 	}
-	out := send()
+	fives := 0
+	out := r.try(ctx, opPost, func(ctx context.Context) error {
+		err := r.cfg.Upstream.Post(ctx, id, body)
+		var st *client.StatusError
+		if errors.As(err, &st) && st.Status == http.StatusInternalServerError {
+			if fives++; fives == fivesOfLostLock {
+				return r.checkLock(ctx, id, err)
+			}
+		}
+		return err
+	})
 	if out.err == nil || away(out.err) {
 		return out.err
+	}
+	if errors.Is(out.err, errTakenAgain) {
+		if done, err := r.unchanged(ctx, body); done || err != nil {
+			return err
+		}
+		return send().err
 	}
 	// An answer was lost and the repetition refused, as by a server that takes
 	// each serial once: it may be there.
@@ -133,6 +150,26 @@ func (r *Relay) forward(ctx context.Context, id string, body []byte) error {
 	return send().err
 }
 
+// fivesOfLostLock: GitLab answers 500 to a write under a lock that it does not
+// know, as to everything that goes wrong in it. After so many the lock is looked
+// at.
+const fivesOfLostLock = 3
+
+var errTakenAgain = errors.New("the lock was gone and is taken again")
+
+// checkLock asks a server that is not idempotent for the lock id: it refuses
+// while that is held, and then why, its failure of a write, stands.
+func (r *Relay) checkLock(ctx context.Context, id string, why error) error {
+	held, ok := r.Held()
+	if !ok || held.ID != id {
+		return why
+	}
+	if err := r.cfg.Upstream.Lock(ctx, held); err != nil {
+		return why
+	}
+	return errTakenAgain
+}
+
 // lostLock: the answers of servers to a write under a lock that they do not
 // know (nimbolus: 400).
 func lostLock(err error) bool {
@@ -157,8 +194,13 @@ func (r *Relay) relock(ctx context.Context, held api.LockInfo, body []byte) (don
 	if out.err != nil {
 		return false, fmt.Errorf("taking the lock again: %w", out.err)
 	}
+	return r.unchanged(ctx, body)
+}
+
+// unchanged is what makes a lock that was taken again as good as the first one.
+func (r *Relay) unchanged(ctx context.Context, body []byte) (done bool, err error) {
 	var got []byte
-	out = r.try(ctx, opGet, func(ctx context.Context) (err error) {
+	out := r.try(ctx, opGet, func(ctx context.Context) (err error) {
 		got, err = r.cfg.Upstream.Get(ctx)
 		return err
 	})
