@@ -120,6 +120,8 @@ func decideSteady(s situation) decision {
 		return decision{lost: "the backend holds the state of other nodes: none of them is in the setup"}
 	case !known && s.bootstrap:
 		return decision{notice: "another run brought this backend up; going on with its state"}
+	case known && s.backend.Resources == 0 && !s.backend.Encrypted && !expected.Encrypted && expected.Resources > 0 && s.backend.Serial == expected.Serial:
+		return decision{lost: fmt.Sprintf("the backend's state of serial %d holds no resources, this machine last saw %d in it", s.backend.Serial, expected.Resources)}
 	case known && s.backend.Resources == 0 && !s.backend.Encrypted && expected.Resources > 0 && s.backend.Serial > expected.Serial:
 		return decision{notice: "the backend's state holds no resources any more: somebody destroyed them"}
 	}

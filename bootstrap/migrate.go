@@ -156,7 +156,7 @@ func (s *session) migrate(ctx context.Context) error {
 // moved checks that the plan on the backend is as empty as it was on the local
 // state, and makes the local state the marker.
 func (s *session) moved(ctx context.Context) error {
-	if err := s.connect(ctx, s.found.client, upstreamBackend); err != nil {
+	if err := s.connect(ctx, s.found.client.Once(), upstreamBackend); err != nil {
 		return err
 	}
 	if s.checkMigrated {

@@ -164,7 +164,7 @@ func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 			return false, err
 		}
 	case s.found != nil:
-		upstream = s.found.client
+		upstream = s.found.client.Once()
 	default:
 		return false, tfhosts.WithExit(tfhosts.ExitUnreachable, "see that the backend answers, then run the same command again",
 			fmt.Errorf("tofu of the run %s lives on (pid %d) and can not be served: %w", run.RunID, pid, api.ErrUnreachable))

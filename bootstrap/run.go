@@ -88,13 +88,13 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 		}
 		return s.destroyDetached(ctx, unlock)
 	}
-	if s.Verb.Writes { // a state that was sent has arrived, or its migration would go on
+	if s.Verb.Writes && s.Verb.Name != "force-unlock" { // a state that was sent has arrived, or its migration would go on
 		s.ledger.Mode, s.ledger.Sent = ModeRemote, nil
 	}
 	if s.ledger.Served == nil {
 		s.ledger.Served = &s.found.served
 	}
-	if err := s.connect(ctx, s.found.client, upstreamBackend); err != nil {
+	if err := s.connect(ctx, s.found.client.Once(), upstreamBackend); err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
 	return s.verb(ctx)

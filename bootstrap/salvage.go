@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -169,6 +170,11 @@ func (s *session) pendingStates(base []byte) ([]pending, error) {
 	if err != nil {
 		return nil, err
 	}
+	if last != nil && slices.ContainsFunc(all, func(p pending) bool {
+		return filepath.Base(p.path) == s.ledger.Run.RunID+".tfstate" && p.ref.Serial >= last.ref.Serial
+	}) {
+		last = nil // what tofu wrote at its end is what it had posted, or later
+	}
 	if last != nil && !bytes.Equal(last.body, base) {
 		if meta, err := api.ParseMeta(base); base == nil || err != nil || last.ref.Lineage == meta.Lineage && last.ref.Serial > meta.Serial {
 			all = append(all, *last)
@@ -263,7 +269,7 @@ func (s *session) storePending(ctx context.Context, upstream relay.Upstream, p p
 			}
 		}
 		switch {
-		case have.SHA256 == p.ref.SHA256:
+		case have.SHA256 == p.ref.SHA256, sameState(base, p.body):
 			return base, s.markStored(p.path)
 		case have.Lineage != p.ref.Lineage:
 			return nil, salvageError(what, fmt.Errorf("its lineage is %s, the backend's %s", p.ref.Lineage, have.Lineage))
@@ -338,7 +344,11 @@ func (s *session) put(ctx context.Context, upstream relay.Upstream, op string, b
 		return err
 	}
 	if err := upstream.Post(ctx, info.ID, body); err != nil {
-		return err
+		// The answer to a first try may have been lost, and the server takes
+		// each serial once.
+		if have, gerr := upstream.Get(ctx); gerr != nil || !sameState(have, body) {
+			return err
+		}
 	}
 	if err := s.fault(op + ".verify"); err != nil {
 		return err

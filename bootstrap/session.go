@@ -260,8 +260,12 @@ func (s *session) writeGraph() ([]byte, error) {
 // every lost answer. A writing run enters the ledger before its tofu exists.
 func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind string) (relay.Endpoint, error) {
 	b := s.Setup.Backend
+	var seen []byte
+	if kind == upstreamBackend {
+		seen = s.found.body
+	}
 	r, err := relay.New(relay.Config{
-		Upstream: upstream, JournalDir: s.journalDir(), RunInfo: s.info,
+		Upstream: upstream, JournalDir: s.journalDir(), RunInfo: s.info, Seen: seen, Contacted: kind == upstreamBackend,
 		Events: s.Events, Fault: s.Fault, FirstTries: b.RetryMax + 1,
 		RetryWaitMin: b.RetryWaitMin, RetryWaitMax: b.RetryWaitMax,
 		AllowRewind: s.Verb.Name == "state-push" && slices.Contains(s.args.flags, "-force"),
@@ -278,7 +282,9 @@ func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind 
 	if s.interrupted() {
 		r.Interrupted()
 	}
-	if !s.Verb.Writes {
+	if !s.Verb.Writes || s.Verb.Name == "force-unlock" {
+		// force-unlock posts nothing, and the run before it may have a state to
+		// salvage.
 		return endpoint, nil
 	}
 	s.ledger.Run = &RunRef{

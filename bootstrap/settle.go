@@ -58,7 +58,7 @@ func (s *session) settle(ctx context.Context) (decision, error) {
 		s.notice(d.notice)
 	}
 	switch {
-	case d.lost != "" && !s.Verb.Writes:
+	case d.lost != "" && (!s.Verb.Writes || s.Verb.Name == "force-unlock"): // which writes no state
 		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "state", Message: d.lost})
 		if sit.gone || sit.backend == nil && !sit.reachable {
 			return d, lostError(d.lost)
@@ -228,7 +228,8 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 			return sit, err
 		}
 	}
-	if s.ReclaimOwnLock && s.found != nil && !s.found.gone {
+	// force-unlock names the lock itself, also one that can not be reclaimed.
+	if s.ReclaimOwnLock && s.Verb.Name != "force-unlock" && s.found != nil && !s.found.gone {
 		if err := s.reclaim(ctx, s.found.client); err != nil {
 			return sit, err
 		}
