@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -72,19 +73,39 @@ func (p *program) runAlone(ctx context.Context, node tfhosts.Node) (tfhosts.Verd
 		return tfhosts.Verdict{}, err
 	}
 	w := newWorker(&tfhosts.Setup{Dir: p.dir}, workDir, p.teller.event)
-	identity, err := w.identity(ctx, node.Host, node.NixosConf, "")
-	if err == nil {
-		node.ConfigIdentity = identity
-		var built map[string]bootstrap.Built
-		if built, err = w.build(ctx, []string{identity}); err == nil {
-			verdict := w.deploy(ctx, bootstrap.DeployRequest{
-				Name: node.Host, Node: node, Settings: settings, Built: built[identity], Drop: p.interrupt,
-			})
-			return verdict, w.close()
+	verdict, err := p.runWith(ctx, w, node, settings)
+	return verdict, errors.Join(err, w.close())
+}
+
+// runWith builds and deploys. An interrupt ends the evaluation and the build;
+// the deploy decides for itself.
+func (p *program) runWith(ctx context.Context, w *worker, node tfhosts.Node, settings tfhosts.NodeSettings) (tfhosts.Verdict, error) {
+	buildCtx, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-p.interrupt:
+			cancel()
+		case <-buildCtx.Done():
 		}
+	}()
+	identity, err := w.identity(buildCtx, node.Host, node.NixosConf, "")
+	var built map[string]bootstrap.Built
+	if err == nil && settings.BuildOn != "target" {
+		built, err = w.build(buildCtx, []string{identity})
 	}
-	if cerr := w.close(); cerr != nil {
-		return tfhosts.Verdict{}, cerr
+	interrupted := buildCtx.Err() != nil
+	cancel()
+	<-watched
+	if interrupted {
+		return tfhosts.Verdict{}, tfhosts.WithExit(tfhosts.ExitInterrupted, "", errors.New("interrupted during the build; nothing was changed"))
 	}
-	return tfhosts.Verdict{}, err
+	if err != nil {
+		return tfhosts.Verdict{}, err
+	}
+	node.ConfigIdentity = identity
+	return w.deploy(ctx, bootstrap.DeployRequest{
+		Name: node.Host, Node: node, Settings: settings, Built: built[identity], Drop: p.interrupt,
+	}), nil
 }
