@@ -134,7 +134,7 @@ func TestAnInterruptEndsTheWaitForTheWorkingDir(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Unlock() //nolint:errcheck // ends with the test
+	defer lock.Unlock()
 	interrupt := make(chan struct{})
 	close(interrupt)
 	begin := time.Now()

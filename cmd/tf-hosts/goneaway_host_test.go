@@ -21,7 +21,7 @@ func TestForwardSurvivesItsConnection(t *testing.T) {
 	h := fleet.Hosts[0]
 	dir := t.TempDir()
 	w := newWorker(&tfhosts.Setup{Dir: dir}, dir, func(tfhosts.Event) {})
-	defer w.close() //nolint:errcheck // ends with the test
+	defer w.close()
 	ctx := context.Background()
 	f, err := w.forward(ctx, "prod.state", tfhosts.SetupNode{Node: tfhosts.Node{
 		Host: h.Addr(), Username: "root", KeyFile: fleet.KeyFile(), HostKey: h.HostKey(), SSHOpts: "[]",
@@ -29,7 +29,7 @@ func TestForwardSurvivesItsConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // ends with the test
+	defer f.Close()
 	greets := func() error {
 		conn, err := f.Dial(ctx, "tcp", "localhost:22")
 		if err != nil {
