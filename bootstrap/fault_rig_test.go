@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -48,6 +49,40 @@ type faultRig struct {
 	// storeFault fails operations of our server's store.
 	storeFault atomic.Pointer[func(op string) error]
 	changes    int
+	// environ is added to the caller's environment.
+	environ []string
+}
+
+// run is that of rig, with environ.
+func (r *faultRig) run(verb string, interrupt chan struct{}, args ...string) outcome {
+	r.tb.Helper()
+	v, ok := tfhosts.LookupVerb(verb)
+	if !ok {
+		r.tb.Fatalf("no verb %q", verb)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	r.mu.Lock()
+	r.deployed, r.events = nil, nil
+	r.mu.Unlock()
+	var answer, story bytes.Buffer
+	cfg := r.config(self, v, interrupt, &answer, &story, args)
+	cfg.Environ = append(cfg.Environ, r.environ...)
+	code, err := Run(context.Background(), cfg)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return outcome{code, err, answer.String(), story.String(), append([]string{}, r.deployed...), r.events}
+}
+
+// hintOf is the way out that an error names.
+func hintOf(err error) string {
+	var exit *tfhosts.ExitError
+	if errors.As(err, &exit) {
+		return exit.Hint
+	}
+	return ""
 }
 
 // newFaultRig makes one with apps nodes. With self the node prod.state is one
@@ -317,7 +352,7 @@ func (r *faultRig) process(t *testing.T, op string, change func(*walkOrder)) (in
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), asWalker+"="+string(b))
+	cmd.Env = append(append(os.Environ(), r.environ...), asWalker+"="+string(b))
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.Run() //nolint:errcheck // the code says it

@@ -27,7 +27,23 @@ func (s *session) tofuError(name string, code int) error {
 	if err := s.backendError(); err != nil {
 		return err
 	}
-	return tfhosts.WithExit(tfhosts.ExitFailed, "", fmt.Errorf("tofu %s ended with code %d", name, code))
+	return tfhosts.WithExit(tfhosts.ExitFailed, s.decryptHint(), fmt.Errorf("tofu %s ended with code %d", name, code))
+}
+
+// decryptHint is for a state that is encrypted, which nobody but tofu can tell
+// to be so with another key.
+func (s *session) decryptHint() string {
+	if s.relay == nil {
+		return ""
+	}
+	body, ok := s.relay.LastState()
+	if !ok {
+		return ""
+	}
+	if meta, err := api.ParseMeta(body); err != nil || !meta.Encrypted {
+		return ""
+	}
+	return "the state is encrypted: if OpenTofu could not decrypt it, set TF_ENCRYPTION as the run that wrote it had it; nothing is lost"
 }
 
 // backendError is what kept the backend from serving this run, or nil.
