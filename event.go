@@ -20,6 +20,8 @@ const (
 type Event struct {
 	Time time.Time `json:"time"`
 	Kind string    `json:"kind"`
+	// Group is the group whose graph it concerns, under "all".
+	Group string `json:"group,omitempty"`
 	// Node is the dotted name, empty for what concerns the whole run.
 	Node string `json:"node,omitempty"`
 	// Op is the stable name of the operation: "copy", "activate.start",

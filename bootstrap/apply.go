@@ -308,11 +308,7 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		}
 		planned++
 		if _, ok := s.results.all()[c.Name]; !ok && s.interrupted() {
-			now := time.Now()
-			s.results.add(tfhosts.Verdict{
-				Node: c.Name, Status: tfhosts.Dropped, Sentence: "interrupted before its deploy began",
-				Hint: "run the same command again", Started: now, Ended: now,
-			})
+			s.results.add(droppedVerdict(c.Name))
 		}
 	}
 	all := s.results.all()
@@ -352,7 +348,10 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		errs = append(errs, err)
 		code = tfhosts.WorstExit(code, tfhosts.ExitFailed)
 	}
-	if len(all) > 0 {
+	switch {
+	case s.report != nil:
+		s.report(all)
+	case len(all) > 0:
 		s.event(tfhosts.Event{Kind: tfhosts.EventPhase, Op: "verdict"})
 		if err := WriteTable(s.Story, all); err != nil {
 			errs = append(errs, err)
@@ -416,11 +415,41 @@ func (s *session) printOutputs(ctx context.Context) error {
 	return nil
 }
 
+// releaseRoots lets go of what was built and is applied or superseded. What a
+// failed node is to run stays rooted until its next deploy.
+func (s *session) releaseRoots(before *Record) error {
+	if s.Worker.Release == nil {
+		return nil
+	}
+	wanted := map[string]bool{}
+	var done []string
+	for name, v := range s.results.all() {
+		identity := s.nodes[name].ConfigIdentity
+		out := s.built[identity].Out
+		if v.Failed() {
+			wanted[identity], wanted[out] = true, true
+			continue
+		}
+		done = append(done, identity, out)
+		if old := before.Nodes[name]; old.Failed() {
+			done = append(done, old.Identity, old.Built)
+		}
+	}
+	done = slices.DeleteFunc(done, func(p string) bool { return p == "" || wanted[p] })
+	if len(done) == 0 {
+		return nil
+	}
+	return s.Worker.Release(done)
+}
+
 // record merges this run's verdicts into verdict.json.
 func (s *session) record(code int, changes []tofu.NodeChange) error {
 	r, err := ReadRecord(s.workDir)
 	if err != nil {
 		return err
+	}
+	if err := s.releaseRoots(r); err != nil { // a root too many loses nothing
+		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "roots", Message: err.Error()})
 	}
 	r.Version, r.Run, r.Verb, r.ExitCode, r.Started, r.Ended = 1, s.id, s.Verb.Name, code, s.started, time.Now()
 	for _, c := range changes {
@@ -429,7 +458,8 @@ func (s *session) record(code int, changes []tofu.NodeChange) error {
 		}
 	}
 	for name, v := range s.results.all() {
-		r.Nodes[name] = NodeRecord{Run: s.id, Verdict: v}
+		identity := s.nodes[name].ConfigIdentity
+		r.Nodes[name] = NodeRecord{Run: s.id, Identity: identity, Built: s.built[identity].Out, Verdict: v}
 	}
 	return r.write(s.workDir, s.Fault)
 }

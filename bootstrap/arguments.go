@@ -149,6 +149,13 @@ func (a *arguments) addresses(verb tfhosts.Verb, nodes map[string]tfhosts.SetupN
 		}
 		return word
 	}
+	// The old name of a state-mv is a node's, too, when the new one is: it has
+	// left the setup.
+	if verb.Name == "state-mv" && len(a.operands) == 2 && isNodeName(a.operands[0]) {
+		if _, ok := nodes[a.operands[1]]; ok {
+			a.operands[0] = tfhosts.NodeAddress(a.operands[0])
+		}
+	}
 	for i, op := range a.operands {
 		if verb.Addresses < 0 || i < verb.Addresses {
 			// The new name of a state-mv is a node's, too, when the old one

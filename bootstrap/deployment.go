@@ -18,6 +18,8 @@ type scope struct {
 	group string
 	// kept are the names that the submission keeps; nil: all.
 	kept map[string]bool
+	// report takes the verdicts in place of the run's own table.
+	report func(map[string]tfhosts.Verdict)
 }
 
 // narrow reads the submission and turns the nodes off that it does not name.

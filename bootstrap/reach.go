@@ -65,14 +65,16 @@ func (s *session) places() ([]place, error) {
 
 // derivedAddress is where the graph's own backend serves, by its node.
 func derivedAddress(self *tfhosts.SelfBackend, host string) (string, error) {
-	u := url.URL{Scheme: self.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(self.Port)), Path: self.Path}
+	u := url.URL{Scheme: self.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(self.Port))}
 	if u.Scheme == "" {
 		u.Scheme = "http"
 	}
-	if _, err := url.Parse(u.String()); err != nil {
+	// The path is one as it stands in an address: escaped, and perhaps with a query.
+	address := u.String() + self.Path
+	if _, err := url.Parse(address); err != nil {
 		return "", fmt.Errorf("deriving the backend's address from node %q: %w", self.Node, err)
 	}
-	return u.String(), nil
+	return address, nil
 }
 
 // reach looks for the backend at each place in turn. Without a server anywhere

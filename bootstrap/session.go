@@ -109,6 +109,9 @@ func (s *session) open(ctx context.Context) error {
 			}
 		}
 	}
+	if err := s.checkPlain(); err != nil {
+		return err
+	}
 	if s.ledger, err = readLedger(s.workDir, s.Setup.Backend.Address); err != nil {
 		return err
 	}

@@ -36,6 +36,9 @@ type Record struct {
 // NodeRecord is a verdict and the run that gave it.
 type NodeRecord struct {
 	Run string `json:"run"`
+	// Identity is the config identity that was to be deployed, Built its system.
+	Identity string `json:"identity,omitempty"`
+	Built    string `json:"built,omitempty"`
 	tfhosts.Verdict
 }
 
@@ -95,12 +98,22 @@ func (v *verdicts) all() map[string]tfhosts.Verdict {
 // WriteTable prints verdicts as a table, sorted by node, with the sentence and
 // the hint of each failed one below.
 func WriteTable(w io.Writer, all map[string]tfhosts.Verdict) error {
+	return writeTable(w, all, nil)
+}
+
+// writeTable is WriteTable with a column for the group of each node, unless
+// group is nil.
+func writeTable(w io.Writer, all map[string]tfhosts.Verdict, group func(node string) string) error {
+	head, in := "", func(string) string { return "" }
+	if group != nil {
+		head, in = "GROUP\t", func(node string) string { return group(node) + "\t" }
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NODE\tVERDICT\tSECONDS\tCOPIED\tSYSTEM") //nolint:errcheck // tabwriter keeps the error for Flush
+	fmt.Fprintln(t, head+"NODE\tVERDICT\tSECONDS\tCOPIED\tSYSTEM") //nolint:errcheck // tabwriter keeps the error for Flush
 	for _, name := range tfhosts.SortedNames(all) {
 		v := all[name]
-		fmt.Fprintf(t, "%s\t%s\t%.1f\t%s\t%s\n", //nolint:errcheck // as above
-			name, v.Status, v.Ended.Sub(v.Started).Seconds(), byteSize(v.BytesCopied), shortPath(v.NewPath))
+		fmt.Fprintf(t, "%s%s\t%s\t%.1f\t%s\t%s\n", //nolint:errcheck // as above
+			in(name), name, v.Status, v.Ended.Sub(v.Started).Seconds(), byteSize(v.BytesCopied), shortPath(v.NewPath))
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("printing the verdicts: %w", err)
@@ -125,6 +138,15 @@ func WriteTable(w io.Writer, all map[string]tfhosts.Verdict) error {
 		}
 	}
 	return nil
+}
+
+// droppedVerdict is that of a node whose deploy never began.
+func droppedVerdict(node string) tfhosts.Verdict {
+	now := time.Now()
+	return tfhosts.Verdict{
+		Node: node, Status: tfhosts.Dropped, Sentence: "interrupted before its deploy began",
+		Hint: "run the same command again", Started: now, Ended: now,
+	}
 }
 
 func byteSize(n int64) string {

@@ -17,8 +17,12 @@ func newRestoreCommand(p *program) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return p.runRestore(c.Context(), *opts) },
 	}
-	c.Flags().BoolVar(&opts.Local, "local", false, "make it the local state, when the backend's machine is gone for good; then BOOTSTRAP=1 tf-hosts apply")
+	addRestoreFlags(c, opts)
 	return c
+}
+
+func addRestoreFlags(c *cobra.Command, opts *bootstrap.RestoreOptions) {
+	c.Flags().BoolVar(&opts.Local, "local", false, "make it the local state, when the backend's machine is gone for good; then BOOTSTRAP=1 tf-hosts apply")
 }
 
 func (p *program) runRestore(ctx context.Context, opts bootstrap.RestoreOptions) error {

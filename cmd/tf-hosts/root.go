@@ -45,7 +45,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 	for _, v := range tfhosts.Verbs() {
 		root.AddCommand(newVerbCommand(p, v))
 	}
-	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newDoctorCommand(p)} {
+	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newAllCommand(p), newDoctorCommand(p)} {
 		c.GroupID = "own"
 		root.AddCommand(c)
 	}
@@ -62,29 +62,19 @@ func flagDoc(v setup.Variable) string {
 
 // runBare is the program without a verb: TF_VERB names it, else there is help.
 func (p *program) runBare(c *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		hint := "tf-hosts --help"
-		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-			hint = "did you mean: tf-hosts " + strings.Join(near, ", tf-hosts ")
-		}
-		return tfhosts.WithExit(tfhosts.ExitUsage, hint, fmt.Errorf("there is no verb %q", args[0]))
-	}
-	name := p.environment().Value("TF_VERB")
-	if err := p.checkBootstrap(""); err != nil {
+	verb, err := p.bareVerb(c, args)
+	if err != nil || verb == nil {
 		return err
 	}
-	if name == "" {
-		if on, _ := p.environment().Bool("BOOTSTRAP"); on {
-			name = "apply"
-		} else {
-			return c.Help()
-		}
+	return p.runVerb(c.Context(), &verbOptions{}, *verb, nil)
+}
+
+func noVerbError(c *cobra.Command, word string) error {
+	hint := c.CommandPath() + " --help"
+	if near := c.SuggestionsFor(word); len(near) > 0 {
+		hint = "did you mean: " + c.CommandPath() + " " + strings.Join(near, ", "+c.CommandPath()+" ")
 	}
-	verb, ok := tfhosts.LookupVerb(name)
-	if !ok {
-		return tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts --help", fmt.Errorf("TF_VERB: there is no verb %q", name))
-	}
-	return p.runVerb(c.Context(), &verbOptions{}, verb, nil)
+	return tfhosts.WithExit(tfhosts.ExitUsage, hint, fmt.Errorf("there is no verb %q", word))
 }
 
 // checkBootstrap is made before the setup is read: BOOTSTRAP=1 goes with apply
@@ -118,6 +108,9 @@ func tofuHabits(args []string) []string {
 	for i, a := range args {
 		if a == "--" {
 			return args
+		}
+		if i > 0 && strings.HasPrefix(args[i-1], "--") && takesValue(args[i-1][2:]) {
+			continue // a group, or a setup file, may be named as a verb
 		}
 		if a == "state" && i+1 < len(args) {
 			if _, ok := tfhosts.LookupVerb("state-" + args[i+1]); ok {
@@ -161,6 +154,9 @@ func tofuHabits(args []string) []string {
 }
 
 func takesValue(flag string) bool {
+	if flag == groupFlag {
+		return true
+	}
 	for _, v := range setup.Variables() {
 		if v.Flag == flag {
 			return !v.Bool

@@ -20,6 +20,8 @@ type teller struct {
 	w       io.Writer
 	partial []byte // of what OpenTofu wrote: a line without its end
 	asJSON  bool
+	// groupOf is the group of a node, for events that do not say it; nil: none.
+	groupOf func(node string) string
 }
 
 func newTeller(w io.Writer) *teller { return &teller{w: w} }
@@ -90,6 +92,9 @@ func (t *teller) event(e tfhosts.Event) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if e.Group == "" && t.groupOf != nil {
+		e.Group = t.groupOf(e.Node)
+	}
 	if t.asJSON {
 		t.object(e)
 		return
@@ -97,7 +102,11 @@ func (t *teller) event(e tfhosts.Event) {
 	if e.Kind == tfhosts.EventBytes || e.Kind == tfhosts.EventVerdict && e.Verdict == nil {
 		return
 	}
-	t.line("tf-hosts: " + eventText(e))
+	prefix := "tf-hosts: "
+	if e.Group != "" {
+		prefix = "[" + e.Group + "] " + prefix
+	}
+	t.line(prefix + eventText(e))
 }
 
 func eventText(e tfhosts.Event) string {

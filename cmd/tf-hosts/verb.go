@@ -46,6 +46,14 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 	if err != nil {
 		return err
 	}
+	p.forVerb(&cfg, opts, verb, args)
+	code, err := bootstrap.Run(ctx, cfg)
+	p.code = code
+	return errors.Join(err, w.close())
+}
+
+// forVerb makes cfg that of one verb.
+func (p *program) forVerb(cfg *bootstrap.Config, opts *verbOptions, verb tfhosts.Verb, args []string) {
 	cfg.Verb, cfg.Args = verb, args
 	if verb.Name == "apply" || verb.Name == "destroy" {
 		cfg.Color = p.colored(p.stderr)
@@ -53,9 +61,6 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 	if opts.ask || verb.Name == "destroy" && isTerminal(p.stdin) && isTerminal(p.stderr) && p.getenv("CI") == "" {
 		cfg.Ask = p.ask
 	}
-	code, err := bootstrap.Run(ctx, cfg)
-	p.code = code
-	return errors.Join(err, w.close())
 }
 
 // wrapperConfig is what every run of the wrapper needs; the worker must be

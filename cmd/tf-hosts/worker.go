@@ -18,6 +18,7 @@ import (
 type worker struct {
 	dir    string
 	pool   *hostconn.Pool
+	nixCfg nix.Config
 	nix    *nix.Client
 	runner *runner.Runner
 }
@@ -26,17 +27,26 @@ func newWorker(s *tfhosts.Setup, workDir string, events func(tfhosts.Event)) *wo
 	w := &worker{
 		dir:  s.Dir,
 		pool: hostconn.NewPool(hostconn.Config{KnownHosts: bootstrap.KnownHosts(workDir), Events: events}),
-		nix:  nix.New(nix.Config{Options: s.Runner.NixOptions, RootsDir: bootstrap.Roots(workDir), Events: events}),
 	}
-	w.runner = runner.New(runner.Config{Dial: w.pool.Dial, Nix: w.nix, Dir: s.Dir, Events: events})
-	return w
+	w.nixCfg = nix.Config{Options: s.Runner.NixOptions, RootsDir: bootstrap.Roots(workDir)}
+	return w.with(events)
+}
+
+// with is the same worker, over the same connections, that tells its story
+// elsewhere.
+func (w *worker) with(events func(tfhosts.Event)) *worker {
+	other := *w
+	other.nixCfg.Events = events
+	other.nix = nix.New(other.nixCfg)
+	other.runner = runner.New(runner.Config{Dial: w.pool.Dial, Nix: other.nix, Dir: w.dir, Events: events})
+	return &other
 }
 
 func (w *worker) close() error { return w.pool.Close() }
 
 // funcs is the worker as the wrapper knows it: flows never import flows.
 func (w *worker) funcs() bootstrap.Worker {
-	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Names: w.names, Forward: w.forward}
+	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Names: w.names, Release: w.release, Forward: w.forward}
 }
 
 func (w *worker) identity(ctx context.Context, _, conf, given string) (string, error) {
@@ -69,6 +79,8 @@ func (w *worker) deploy(ctx context.Context, req bootstrap.DeployRequest) tfhost
 		Built: req.Built.Out, BuildErr: req.Built.Err, Drop: req.Drop,
 	})
 }
+
+func (w *worker) release(storePaths []string) error { return w.nix.Release(storePaths...) }
 
 // runArgv is the argv of "tf-hosts run" for the provisioner.
 func runArgv() ([]string, error) {
