@@ -70,6 +70,8 @@ type Worker struct {
 	// Names applies published_names_expr to a submission, a JSON file. An error
 	// without an exit code of its own is the expression's or the submission's.
 	Names func(ctx context.Context, expr, submission string) ([]string, error)
+	// Release drops the roots of store paths; nil where nothing is rooted.
+	Release func(storePaths []string) error
 	// Forward dials through a node's SSH connection; nil where there is none.
 	Forward func(ctx context.Context, name string, node tfhosts.SetupNode) (Forward, error)
 }
