@@ -21,6 +21,7 @@ const awaySeconds = 60
 // TestBackendNodeIsRedeployedMidApply: the graph redeploys the node that serves
 // its own state, with ten nodes more, and the server is away for a minute.
 func TestBackendNodeIsRedeployedMidApply(t *testing.T) {
+	t.Parallel()
 	st := buildStage(t)
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(11)})
 	s := newSelfRig(t, st, fleet, fleet.Hosts)
@@ -56,6 +57,7 @@ func TestBackendNodeIsRedeployedMidApply(t *testing.T) {
 // TestKilledWhileTofuLivesOn: SIGKILL of the program alone. The next run serves
 // the living tofu until it ends, then goes on.
 func TestKilledWhileTofuLivesOn(t *testing.T) {
+	t.Parallel()
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	r := newRig(t, fleet)
 	r.onHost("prod.app1", fleet.Hosts[0])
@@ -109,6 +111,7 @@ func (r *rig) activations(h *fleettest.Host) int {
 // TestSecondMachine: an empty working dir goes on after the bootstrap of another
 // machine, and after its crash in cycle 2.
 func TestSecondMachine(t *testing.T) {
+	t.Parallel()
 	st := buildStage(t)
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	s := newSelfRig(t, st, fleet, fleet.Hosts)
@@ -162,6 +165,7 @@ func TestSecondMachine(t *testing.T) {
 // TestTwoDeployers: two machines start an apply of the same state at once. There
 // are never two writers, and readers disturb nobody.
 func TestTwoDeployers(t *testing.T) {
+	t.Parallel()
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	whole := newRig(t, fleet)
 	apply := func(r *rig, version string) {
@@ -236,4 +240,70 @@ func (r *rig) activates(h *fleettest.Host) bool {
 		r.t.Fatal(err)
 	}
 	return strings.TrimSpace(out) != ""
+}
+
+// TestKilledInCycleOne: SIGKILL of the program while it brings its backend up on
+// local state; tofu lives on without anybody to store the state at.
+func TestKilledInCycleOne(t *testing.T) {
+	t.Parallel()
+	st := buildStage(t)
+	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
+	s := newSelfRig(t, st, fleet, fleet.Hosts)
+	s.switching = slowSwitch()
+	s.version("1")
+	boot := s.with("BOOTSTRAP=1")
+	cmd, stderr := boot.start("apply")
+	eventually(t, time.Minute, "cycle 1 to activate", func() bool { return strings.Contains(stderr.String(), stateNode+": activate.wait") })
+	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	wantExit(t, -1, cmd, stderr)
+
+	res := boot.want(0, "apply")
+	wantInOrder(t, res.stderr, "lives on (pid", "[cycle 1/2]", "[migrate]", "[cycle 2/2]", "[verdict]")
+	s.wantNodes(s.served(), stateNode, "prod.app1")
+	if got, want := s.served().Get("lineage").Str, s.stateFile("terraform.tfstate.migrated").Get("lineage").Str; got != want {
+		t.Errorf("lineage on the backend = %q, that of cycle 1 = %q", got, want)
+	}
+	if n := s.activations(s.state); n != 1 {
+		t.Errorf("activations of the backend's host = %d, want 1", n)
+	}
+	s.want(0, "plan", "--", "-detailed-exitcode")
+}
+
+// TestBackendMachineIsLostForGood: the node gets another machine, and the state
+// comes back from what the deployer last saw.
+func TestBackendMachineIsLostForGood(t *testing.T) {
+	t.Parallel()
+	st := buildStage(t)
+	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(3)})
+	s := newSelfRig(t, st, fleet, fleet.Hosts[:2])
+	s.nodes[stateNode]["ssh_opts"] = []string{"ConnectTimeout=2"}
+	s.address = fmt.Sprintf("http://localhost:%d%s", unusedPort(t), statePath)
+	s.pin(false)
+	s.version("1")
+	s.with("BOOTSTRAP=1").want(0, "apply")
+	lineage, serial := s.served().Get("lineage").Str, s.served().Get("serial").Int()
+	app := s.sshCount(s.apps[0])
+
+	if err := s.state.Crash(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.with("BOOTSTRAP=1").want(tfhosts.ExitUnreachable, "apply")
+	s.state = fleet.Hosts[2]
+	withUsers(t, s.state)
+	s.onHost(stateNode, s.state)
+	s.want(0, "state-restore", "--local")
+	res := s.with("BOOTSTRAP=1").want(0, "apply")
+	wantInOrder(t, res.stderr, "[cycle 1/2]", "[migrate]", "[cycle 2/2]", "[verdict]")
+	s.wantVerdicts(deployed(stateNode))
+	if got := s.served(); got.Get("lineage").Str != lineage || got.Get("serial").Int() <= serial {
+		t.Errorf("state on the new machine: lineage %q, serial %d, want lineage %q, a serial over %d",
+			got.Get("lineage").Str, got.Get("serial").Int(), lineage, serial)
+	}
+	s.wantNodes(s.served(), stateNode, "prod.app1")
+	if got := s.sshCount(s.apps[0]); got != app {
+		t.Errorf("SSH to the app's host: %+v, want %+v", got, app)
+	}
+	s.want(0, "plan", "--", "-detailed-exitcode")
 }

@@ -81,9 +81,10 @@ type selfRig struct {
 	state *fleettest.Host
 	apps  []*fleettest.Host
 	// listen is where the node's server listens, before the time in seconds that
-	// it stays away after a start.
-	listen string
-	before int
+	// it stays away after a start, switching what its switch does besides.
+	listen    string
+	before    int
+	switching map[string]fleettest.Behaviour
 }
 
 // newSelfRig takes the first of the hosts for the backend; the others are
@@ -127,7 +128,7 @@ func (s *selfRig) stateVersion(version string) {
 		before = fmt.Sprintf("sleep %d; ", s.before)
 	}
 	s.system(stateNode, fleettest.ClosureSpec{
-		Version: version, Files: map[string]string{"bin/tf-hosts": s.stage.binary},
+		Version: version, Files: map[string]string{"bin/tf-hosts": s.stage.binary}, Behaviour: s.switching,
 		Units: map[string]string{backendUnit: serveUnit(before, "--dir "+statesDir+" --listen "+s.listen)},
 	})
 }

@@ -47,6 +47,7 @@ func argvs(stop <-chan struct{}) map[string]bool {
 // key shows in a command line, a log, the working dir or a plan file; the relay
 // lets nobody else in.
 func TestSecretsStayWhereTheyBelong(t *testing.T) {
+	t.Parallel()
 	st := buildStage(t)
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	s := newSelfRig(t, st, fleet, fleet.Hosts)

@@ -54,6 +54,7 @@ func (f *front) answers(status int, header, value, body string) {
 // backend of a living fleet, BOOTSTRAP=1 never starts cycle 1: neither on the
 // machine that brought the fleet up nor on one with an empty working dir.
 func TestUnreachableIsNoReasonToForkAFleet(t *testing.T) {
+	t.Parallel()
 	st := buildStage(t)
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	s := newSelfRig(t, st, fleet, fleet.Hosts)
