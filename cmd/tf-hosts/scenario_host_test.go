@@ -28,7 +28,7 @@ func TestScenario(t *testing.T) {
 		{"integrations-destroy-detaches-state", integrationsDestroyDetachesState},
 		{"integrations-reclaim-own-lock", integrationsReclaimOwnLock},
 		{"integrations-steady-refuses-lost-state", integrationsSteadyRefusesLostState},
-		// apps-tf: the "all" program of a group; its place is here.
+		{"apps-tf", appsTF},
 	} {
 		t.Run(row.name, func(t *testing.T) { row.run(t, st) })
 	}
