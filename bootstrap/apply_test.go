@@ -195,3 +195,29 @@ func TestBackendFailuresHaveTheirExitCodes(t *testing.T) {
 	r.want(tfhosts.ExitUnreachable, "apply")
 	r.want(tfhosts.ExitUnreachable, "plan")
 }
+
+func TestRootsOfWhatIsAppliedOrSupersededAreReleased(t *testing.T) {
+	r := newRig(t, 2)
+	var released []string
+	r.release = func(paths []string) error { released = append(released, paths...); return nil }
+	bad := true
+	r.deploy = func(req DeployRequest) tfhosts.Verdict {
+		if req.Name == "prod.app1" && bad {
+			return tfhosts.Verdict{Node: req.Name, Status: tfhosts.Unreachable}
+		}
+		return tfhosts.Verdict{Node: req.Name, Status: tfhosts.Deployed}
+	}
+	first := r.setup.Nodes["prod.app1"].ConfigIdentity
+	r.want(tfhosts.ExitNodesFailed, "apply")
+	if slices.Contains(released, first) || !slices.Contains(released, r.setup.Nodes["prod.app0"].ConfigIdentity+"-out") {
+		t.Errorf("after a failed node: released %q", released)
+	}
+	bad, released = false, nil
+	r.changeNode("prod.app1", func(n *tfhosts.SetupNode) { n.ConfigIdentity = "/nix/store/mended.drv" })
+	r.want(0, "apply")
+	for _, path := range []string{first, first + "-out", "/nix/store/mended.drv", "/nix/store/mended.drv-out"} {
+		if !slices.Contains(released, path) {
+			t.Errorf("%s is not released: %q", path, released)
+		}
+	}
+}

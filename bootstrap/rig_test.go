@@ -90,6 +90,7 @@ type rig struct {
 	boot, allowLost, reclaim bool
 	work                     string
 	fault                    func(string) error
+	release                  func([]string) error
 }
 
 func newRig(tb testing.TB, nodes int) *rig {
@@ -193,7 +194,8 @@ func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answe
 				}
 				return given, nil
 			},
-			Build: func(_ context.Context, ids []string) (map[string]Built, error) { return r.build(ids) },
+			Build:   func(_ context.Context, ids []string) (map[string]Built, error) { return r.build(ids) },
+			Release: r.release,
 			Deploy: func(_ context.Context, req DeployRequest) tfhosts.Verdict {
 				v := r.deploy(req)
 				r.mu.Lock()
