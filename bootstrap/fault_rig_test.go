@@ -307,7 +307,7 @@ func (r *faultRig) signalTofu(signals ...syscall.Signal) {
 		}
 		for i, s := range signals {
 			if i > 0 {
-				time.Sleep(300 * time.Millisecond) //nolint:forbidigo // tofu does not say when it has taken the first
+				time.Sleep(300 * time.Millisecond)
 			}
 			syscall.Kill(pid, s) //nolint:errcheck // it may have ended
 		}

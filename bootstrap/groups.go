@@ -284,7 +284,7 @@ func (g *graph) skip(cause *graph, interrupted bool) {
 // groupError says of which group an error is, line by line, and makes its hints
 // commands on that group.
 func groupError(group string, err error) error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the parts of this very error
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		if parts := joined.Unwrap(); err.Error() == errors.Join(parts...).Error() {
 			var all []error
 			for _, part := range parts {

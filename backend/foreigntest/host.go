@@ -183,7 +183,7 @@ func (h *Host) Bounce(d time.Duration, between func()) {
 		if between != nil {
 			between()
 		}
-		time.Sleep(d) //nolint:forbidigo // the time that the server is away
+		time.Sleep(d)
 		h.Start()
 	}()
 }
