@@ -1,6 +1,10 @@
 package tfhosts
 
-import "time"
+import (
+	"strings"
+	"time"
+	"unicode"
+)
 
 // Kinds of Event.
 const (
@@ -33,4 +37,15 @@ type Event struct {
 	Done    int64    `json:"done,omitempty"`
 	Total   int64    `json:"total,omitempty"`
 	Verdict *Verdict `json:"verdict,omitempty"`
+}
+
+// Printable replaces control characters but tab and newline: what a host says
+// must not steer the terminal that shows it.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\t' && r != '\n' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -445,8 +446,12 @@ func (s *session) releaseRoots(before *Record) error {
 // record merges this run's verdicts into verdict.json.
 func (s *session) record(code int, changes []tofu.NodeChange) error {
 	r, err := ReadRecord(s.workDir)
-	if err != nil {
-		return err
+	if err != nil { // it is a report and no state: a broken one is put aside
+		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "verdict", Message: "putting the old verdicts aside: " + err.Error()})
+		if err := os.Rename(verdictPath(s.workDir), verdictPath(s.workDir)+".broken"); err != nil {
+			return fmt.Errorf("putting the old verdicts aside: %w", err)
+		}
+		r = &Record{Nodes: map[string]NodeRecord{}}
 	}
 	if err := s.releaseRoots(r); err != nil { // a root too many loses nothing
 		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "roots", Message: err.Error()})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
@@ -81,7 +82,7 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 	if err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
-	if s.Verb.Name == "destroy" && s.selfServed() && s.found.body != nil {
+	if s.Verb.Name == "destroy" && s.destroysBackend() && s.found.body != nil {
 		unlock, err := s.detach(ctx)
 		if err != nil {
 			return tfhosts.ExitCodeOf(err), err
@@ -98,6 +99,30 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 		return tfhosts.ExitCodeOf(err), err
 	}
 	return s.verb(ctx)
+}
+
+// destroysBackend: the destroy takes the state's own backend out of the graph,
+// so the state must leave it first. One that is targeted at other nodes alone
+// is an ordinary change on the backend.
+func (s *session) destroysBackend() bool {
+	if !s.selfServed() {
+		return false
+	}
+	targeted := false
+	for _, flag := range s.args.flags {
+		address, ok := strings.CutPrefix(flag, "-target=")
+		if !ok {
+			if strings.HasPrefix(flag, "-target-file=") {
+				return true
+			}
+			continue
+		}
+		targeted = true
+		if s.Setup.Self == nil || address == tfhosts.NodeAddress(s.Setup.Self.Node) || !strings.Contains(address, `["`) {
+			return true
+		}
+	}
+	return !targeted
 }
 
 // bootstrap is a BOOTSTRAP=1 run from wherever an earlier one stopped: cycle 1,

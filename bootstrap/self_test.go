@@ -323,3 +323,30 @@ func TestBackendNodeIsRedeployedInTheMiddle(t *testing.T) {
 	}
 	s.want(0, "plan", "-detailed-exitcode")
 }
+
+func TestDestroyOfOtherNodesLeavesTheStateOnTheBackend(t *testing.T) {
+	s := newSelfRig(t, 2)
+	s.bootstrap(0)
+	s.want(0, "destroy", "-target=prod.app0")
+	if s.has("terraform.tfstate") || s.state().Get(`resources.#(name=="nixos").instances.#`).Int() != 2 {
+		t.Errorf("state on the backend: %s", s.state().Get("resources"))
+	}
+	s.want(0, "destroy", "-target=prod.state")
+	if !s.has("terraform.tfstate") {
+		t.Error("the destroy of the backend's node did not detach the state")
+	}
+}
+
+func TestABrokenVerdictFileDoesNotStopAnApply(t *testing.T) {
+	r := newRig(t, 1)
+	r.want(0, "apply")
+	dir := WorkDir(filepath.Join(r.dir, "work"), r.setup.Backend.Address)
+	if err := os.WriteFile(verdictPath(dir), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.changeNode("prod.app0", func(n *tfhosts.SetupNode) { n.ConfigIdentity += "-2.drv" })
+	r.want(0, "apply")
+	if rec, err := ReadRecord(dir); err != nil || len(rec.Nodes) != 1 {
+		t.Errorf("verdicts after it: %+v, %v", rec, err)
+	}
+}

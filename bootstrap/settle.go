@@ -312,7 +312,13 @@ func (s *session) archiveLost() error {
 	if err := MakePrivate(dir); err != nil {
 		return err
 	}
-	for _, path := range []string{localPath(s.workDir), markerPath(s.workDir), lastPath(s.workDir), ledgerPath(s.workDir)} {
+	// What waits to be stored belongs to the lost state, too.
+	paths, err := filepath.Glob(filepath.Join(s.salvageDir(), "*.tfstate"))
+	if err != nil {
+		return fmt.Errorf("archiving the lost state: %w", err)
+	}
+	paths = append(paths, localPath(s.workDir), markerPath(s.workDir), lastPath(s.workDir), ledgerPath(s.workDir))
+	for _, path := range paths {
 		if err := s.fault("lost.archive"); err != nil {
 			return err
 		}

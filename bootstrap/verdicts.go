@@ -133,7 +133,7 @@ func writeTable(w io.Writer, all map[string]tfhosts.Verdict, group func(node str
 		if v.Hint != "" {
 			lines = append(lines, "  hint: "+v.Hint)
 		}
-		if _, err := fmt.Fprintln(w, strings.Join(lines, "\n")); err != nil {
+		if _, err := fmt.Fprintln(w, tfhosts.Printable(strings.Join(lines, "\n"))); err != nil {
 			return fmt.Errorf("printing the verdicts: %w", err)
 		}
 	}
