@@ -23,8 +23,16 @@ func TestWorstExitFollowsTheOrder(t *testing.T) {
 		codes []int
 		want  int
 	}{
-		{nil, 0}, {[]int{0, 2}, 2}, {[]int{6, 2}, 6}, {[]int{1, 6}, 1}, {[]int{130, 1, 6}, 130},
-		{[]int{5, 130}, 5}, {[]int{4, 5}, 4}, {[]int{3, 4, 5}, 3}, {[]int{7, 3}, 7}, {[]int{14, 2}, 14},
+		{nil, 0},
+		{[]int{0, 2}, 2},
+		{[]int{6, 2}, 6},
+		{[]int{1, 6}, 1},
+		{[]int{130, 1, 6}, 130},
+		{[]int{5, 130}, 5},
+		{[]int{4, 5}, 4},
+		{[]int{3, 4, 5}, 3},
+		{[]int{7, 3}, 7},
+		{[]int{14, 2}, 14},
 	} {
 		if got := tfhosts.WorstExit(row.codes...); got != row.want {
 			t.Errorf("WorstExit(%v) = %d, want %d", row.codes, got, row.want)
