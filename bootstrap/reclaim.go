@@ -216,14 +216,17 @@ func (s *session) serveUntilEnd(ctx context.Context, upstream relay.Upstream, ru
 
 // release gives back a lock that tofu left behind.
 func (s *session) release(r *relay.Relay) error {
+	ctx, cancel := context.WithTimeout(context.Background(), unlockTime)
+	defer cancel()
+	if err := r.Settle(ctx); err != nil {
+		return err
+	}
 	if _, ok := r.Held(); !ok {
 		return nil
 	}
 	if err := s.fault("lock.release"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), unlockTime)
-	defer cancel()
 	return r.Release(ctx)
 }
 

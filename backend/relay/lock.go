@@ -93,16 +93,25 @@ func (r *Relay) unlock(w http.ResponseWriter, req *http.Request, body []byte) {
 
 // Release releases the lock that tofu took through the relay and left behind,
 // with the lock information that the upstream has. Without one it does nothing.
-// It waits for a request in flight: a tofu that was killed leaves a state on its
-// way, which must arrive under the lock.
+// It waits for a request in flight; see Settle.
 func (r *Relay) Release(ctx context.Context) error {
-	select {
-	case r.writes <- struct{}{}:
-		defer func() { <-r.writes }()
-	case <-ctx.Done():
-		return fmt.Errorf("releasing the lock: %w", ctx.Err())
+	if err := r.Settle(ctx); err != nil {
+		return err
 	}
 	return r.release(ctx)
+}
+
+// Settle waits until no POST, LOCK or UNLOCK is in flight. A tofu that was killed
+// leaves a lock on its way, of which Held does not know yet, or a state, which
+// must arrive under the lock.
+func (r *Relay) Settle(ctx context.Context) error {
+	select {
+	case r.writes <- struct{}{}:
+		<-r.writes
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for what tofu had asked of the state backend: %w", ctx.Err())
+	}
 }
 
 func (r *Relay) release(ctx context.Context) error {
