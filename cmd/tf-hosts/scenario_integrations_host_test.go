@@ -149,7 +149,8 @@ func integrationsReclaimOwnLock(t *testing.T, _ stage) {
 	for _, row := range []struct {
 		name, who, info, says string
 	}{
-		{"another machine of the same name", client.Who(), `{"run_id":"x","pid":1,"machine_id":"0123456789abcdef0123456789abcdef"}`, "another machine"},
+		{"another machine of the same name", client.Who(), `{"run_id":"x","pid":1,"machine_id":"0123456789abcdef0123456789abcdef"}`, "this machine"},
+		{"a machine without an ID", client.Who(), `{"run_id":"x","pid":1}`, "this machine"},
 		{"another user", "somebody@elsewhere", "", `held by "somebody@elsewhere"`},
 		{"a living run", client.Who(), own, "lives"},
 	} {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/internal/fleettest"
@@ -67,12 +68,31 @@ func TestUnreachableIsNoReasonToForkAFleet(t *testing.T) {
 	check := func(t *testing.T, r *rig, code int) {
 		t.Helper()
 		r.t = t
-		res := r.want(code, "apply")
-		if strings.Contains(res.stderr, "[cycle 1/2]") || r.has("terraform.tfstate") {
-			t.Errorf("cycle 1 started:\n%s", res.stderr)
+		cmd, stderr := r.start("apply")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			cmd.Wait() //nolint:errcheck // the exit code says it
+		}()
+		eventually(t, 2*time.Minute, "the program to give up", func() bool {
+			select {
+			case <-ended:
+				return true
+			default:
+			}
+			if strings.Contains(stderr.String(), "[cycle 1/2]") { // it would wait for its backend
+				cmd.Process.Kill() //nolint:errcheck // it may have ended
+				<-ended
+				return true
+			}
+			return false
+		})
+		text := stderr.String()
+		if strings.Contains(text, "[cycle 1/2]") || r.has("terraform.tfstate") {
+			t.Fatalf("cycle 1 started:\n%s", text)
 		}
-		if !strings.Contains(res.stderr, "hint:") {
-			t.Errorf("no way out is told:\n%s", res.stderr)
+		if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(text, "hint:") {
+			t.Errorf("exit %d, want %d and a way out:\n%s", got, code, text)
 		}
 		if got := s.sshCount(s.apps[0]); got != app {
 			t.Errorf("SSH to the app's host: %+v, want %+v", got, app)
