@@ -8,8 +8,10 @@ import (
 	"io"
 	"net/http/httptest"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,6 +39,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(v.Status.ExitCode())
 	}
+	// Under nohup SIGHUP is ignored, and tofu would inherit that; a handled
+	// signal has its default in a child.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	os.Exit(m.Run())
 }
 
