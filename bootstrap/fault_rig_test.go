@@ -140,7 +140,7 @@ func (r *faultRig) storeConfig() store.FilesConfig {
 }
 
 func (r *faultRig) openOurs() (http.Handler, func() error, error) {
-	files, err := store.OpenFiles(filepath.Join(r.dir, "node-states"), r.storeConfig())
+	files, err := openStates(filepath.Join(r.dir, "node-states"), r.storeConfig())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -150,7 +150,7 @@ func (r *faultRig) openOurs() (http.Handler, func() error, error) {
 
 // forgetOurs is a server that was restored from a backup without its locks.
 func (r *faultRig) forgetOurs() {
-	files, err := store.OpenFiles(filepath.Join(r.dir, "node-states"), store.FilesConfig{})
+	files, err := openStates(filepath.Join(r.dir, "node-states"), store.FilesConfig{})
 	if err != nil {
 		r.tb.Error(err)
 		return

@@ -74,6 +74,19 @@ func tofuPath(r *rig) (string, error) {
 	return e.Path, nil
 }
 
+// openStates opens a store again right after its Close. A child that another
+// parallel test forks holds the store's lock until it execs, so this waits.
+func openStates(dir string, cfg store.FilesConfig) (*store.Files, error) {
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		files, err := store.OpenFiles(dir, cfg)
+		if err == nil || time.Now().After(deadline) {
+			return files, err
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}
+
 // rig runs verbs on a real tofu and a real state server; only the hosts are
 // made up.
 type rig struct {

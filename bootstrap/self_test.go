@@ -67,7 +67,7 @@ func (s *selfRig) start() {
 	if s.server != nil {
 		return
 	}
-	files, err := store.OpenFiles(s.states, store.FilesConfig{})
+	files, err := openStates(s.states, store.FilesConfig{})
 	if err != nil {
 		s.tb.Error(err)
 		return
