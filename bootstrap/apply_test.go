@@ -221,3 +221,20 @@ func TestRootsOfWhatIsAppliedOrSupersededAreReleased(t *testing.T) {
 		}
 	}
 }
+
+func TestARunIsSearchedForAStateOnce(t *testing.T) {
+	r := newRig(t, 1)
+	r.want(0, "apply")
+	r.want(0, "apply")
+	runs := filepath.Join(WorkDir(filepath.Join(r.dir, "work"), r.setup.Backend.Address), "runs")
+	entries, err := os.ReadDir(runs)
+	if err != nil || len(entries) != 2 {
+		t.Fatalf("%d runs, %v", len(entries), err)
+	}
+	for i, want := range []bool{true, false} { // sorted by time; the last one searched the first
+		_, err := os.Stat(filepath.Join(runs, entries[i].Name(), searched))
+		if got := err == nil; got != want {
+			t.Errorf("run %d is marked as searched: %v, want %v", i, got, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -117,8 +118,22 @@ func readLedger(workDir, address string) (*Ledger, error) {
 	return &l, nil
 }
 
-// writeLedger makes the ledger durable.
-func (s *session) writeLedger() error { return s.ledger.write(s.workDir, s.Fault) }
+// writeLedger makes the ledger durable. One that is so already is not written
+// again.
+func (s *session) writeLedger() error {
+	text, err := s.ledger.encode()
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(text, s.ledgerText) {
+		return nil
+	}
+	if err := durable.Replace(ledgerPath(s.workDir), text, 0o600, "ledger", s.Fault); err != nil {
+		return err
+	}
+	s.ledgerText = text
+	return nil
+}
 
 // remember makes a state the last one that this machine knows: its bytes in
 // last.tfstate, then the ledger.
@@ -142,11 +157,10 @@ func lastPath(workDir string) string { return filepath.Join(workDir, "last.tfsta
 // known says whether this working dir ever saw a state.
 func (l *Ledger) known() bool { return l.State.Lineage != "" }
 
-// write replaces ledger.json. An error leaves the old one.
-func (l *Ledger) write(workDir string, fault durable.Fault) error {
+func (l *Ledger) encode() ([]byte, error) {
 	b, err := json.MarshalIndent(l, "", "  ")
 	if err != nil {
-		return fmt.Errorf("encoding the ledger: %w", err)
+		return nil, fmt.Errorf("encoding the ledger: %w", err)
 	}
-	return durable.Replace(ledgerPath(workDir), append(b, '\n'), 0o600, "ledger", fault)
+	return append(b, '\n'), nil
 }

@@ -42,12 +42,23 @@ func (s *session) collectSalvage() error {
 			continue
 		}
 		dir := filepath.Join(s.workDir, "runs", run.Name())
+		if _, err := os.Stat(filepath.Join(dir, searched)); err == nil {
+			continue
+		}
 		if err := s.keepErrored(dir, run.Name()); err != nil {
 			return err
+		}
+		// A mark that a crash loses costs another search and no state.
+		if err := os.WriteFile(filepath.Join(dir, searched), nil, 0o600); err != nil {
+			return fmt.Errorf("marking the run %s as searched: %w", run.Name(), err)
 		}
 	}
 	return nil
 }
+
+// searched marks the folder of a run that is over and was searched for a state:
+// nothing is added to it any more, so that old runs do not slow down new ones.
+const searched = "searched"
 
 // keepErrored moves the state that a run could not store to salvage/RUN.tfstate.
 func (s *session) keepErrored(runDir, run string) error {

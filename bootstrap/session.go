@@ -43,17 +43,18 @@ const relayClose = 30 * time.Second
 // which tofu runs.
 type session struct {
 	*Config
-	args    *arguments
-	id      string
-	started time.Time
-	workDir string
-	runDir  string
-	lock    *flock.Flock
-	ledger  *Ledger
-	info    relay.RunInfo
-	found   *found // the backend, when it answered
-	engine  *tofu.Engine
-	relay   *relay.Relay
+	args       *arguments
+	id         string
+	started    time.Time
+	workDir    string
+	runDir     string
+	lock       *flock.Flock
+	ledger     *Ledger
+	ledgerText []byte // what of it is durable
+	info       relay.RunInfo
+	found      *found // the backend, when it answered
+	engine     *tofu.Engine
+	relay      *relay.Relay
 	// interruptible is relay, for the goroutine that watches for interrupts.
 	interruptible atomic.Pointer[relay.Relay]
 	env           []string

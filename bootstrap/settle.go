@@ -328,6 +328,7 @@ func (s *session) archiveLost() error {
 		}
 	}
 	run := s.ledger.Run
+	s.ledgerText = nil
 	*s.ledger = Ledger{Version: 1, Address: s.Setup.Backend.Address, Run: run}
 	return errors.Join(durable.SyncDir(dir), durable.SyncDir(s.workDir))
 }
