@@ -153,6 +153,9 @@ func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 		return false, nil
 	}
 	dir := filepath.Join(s.workDir, "runs", run.RunID)
+	if wasSearched(dir) { // it ended in order
+		return false, nil
+	}
 	pid, err := tofuOf(dir)
 	if err != nil || pid == 0 {
 		return false, err

@@ -42,23 +42,36 @@ func (s *session) collectSalvage() error {
 			continue
 		}
 		dir := filepath.Join(s.workDir, "runs", run.Name())
-		if _, err := os.Stat(filepath.Join(dir, searched)); err == nil {
+		if wasSearched(dir) {
 			continue
 		}
-		if err := s.keepErrored(dir, run.Name()); err != nil {
+		if err := s.search(dir, run.Name()); err != nil {
 			return err
-		}
-		// A mark that a crash loses costs another search and no state.
-		if err := os.WriteFile(filepath.Join(dir, searched), nil, 0o600); err != nil {
-			return fmt.Errorf("marking the run %s as searched: %w", run.Name(), err)
 		}
 	}
 	return nil
 }
 
-// searched marks the folder of a run that is over and was searched for a state:
-// nothing is added to it any more, so that old runs do not slow down new ones.
+// searched marks the folder of a run whose tofu is gone and which was searched
+// for a state: nothing is added to it any more, so that old runs do not slow
+// down new ones. A mark that a crash loses costs another search and no state.
 const searched = "searched"
+
+func wasSearched(runDir string) bool {
+	_, err := os.Stat(filepath.Join(runDir, searched))
+	return err == nil
+}
+
+// search keeps what a run that is over could not store, and marks the run.
+func (s *session) search(runDir, run string) error {
+	if err := s.keepErrored(runDir, run); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(runDir, searched), nil, 0o600); err != nil {
+		return fmt.Errorf("marking the run %s as searched: %w", run, err)
+	}
+	return nil
+}
 
 // keepErrored moves the state that a run could not store to salvage/RUN.tfstate.
 func (s *session) keepErrored(runDir, run string) error {

@@ -401,6 +401,9 @@ func (s *session) showFailure(name string) {
 // close ends the run's parts in the order in which they depend on each other.
 func (s *session) close() error {
 	errs := []error{s.disconnect()}
+	if s.lock != nil && s.ledger != nil { // every tofu of this run was waited for
+		errs = append(errs, s.search(s.runDir, s.id))
+	}
 	if s.found != nil {
 		errs = append(errs, s.found.close())
 	}

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -250,27 +251,17 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	if s.Verb.Name == "force-unlock" || s.Verb.Name == "state-push" || s.lostAlready(sit, onFile) {
 		return sit, nil
 	}
-	if _, err := s.salvage(ctx, upstream, base); err != nil {
+	now, err := s.salvage(ctx, upstream, base)
+	if err != nil || bytes.Equal(now, base) {
 		return sit, err
 	}
-	if onFile {
-		body, err := os.ReadFile(localPath(s.workDir))
-		if errors.Is(err, fs.ErrNotExist) {
-			return sit, nil
-		}
-		if err != nil {
-			return sit, fmt.Errorf("reading the local state: %w", err)
-		}
-		ref, err := refOf(body)
-		sit.local = &ref
-		return sit, err
+	if !onFile {
+		s.found.body = now
+		return s.fill(sit), nil
 	}
-	body, err := s.found.client.Get(ctx)
-	if err != nil && !errors.Is(err, api.ErrNotFound) {
-		return sit, tfhosts.WithExit(api.ExitCode(err), s.backendHint(err), err)
-	}
-	s.found.body = body
-	return s.fill(sit), nil
+	ref, err := refOf(now)
+	sit.local = &ref
+	return sit, err
 }
 
 // worksOnFile says whether terraform.tfstate is the state, and not the backend's.
