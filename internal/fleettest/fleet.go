@@ -172,7 +172,17 @@ func (f *Fleet) Close() error {
 	f.mu.Lock()
 	r := f.record
 	f.mu.Unlock()
-	if err := r.teardown(ctx, f.dir); err != nil {
+	if err := r.teardown(ctx); err != nil {
+		return fmt.Errorf("closing fleet %q: %w", f.bridge, err)
+	}
+	// Half removed, the folder would look to a sweep like one that was just
+	// made, and both would remove it at once.
+	unlock, err := lockFile(filepath.Join(filepath.Dir(f.dir), ".lock"))
+	if err != nil {
+		return fmt.Errorf("closing fleet %q: %w", f.bridge, err)
+	}
+	defer unlock()
+	if err := os.RemoveAll(f.dir); err != nil {
 		return fmt.Errorf("closing fleet %q: %w", f.bridge, err)
 	}
 	return nil

@@ -121,7 +121,11 @@ func sweepLocked(ctx context.Context, root string) ([]string, error) {
 		case r.Owner.alive():
 			continue
 		}
-		if err := r.teardown(ctx, dir); err != nil {
+		err = r.teardown(ctx)
+		if err == nil {
+			err = os.RemoveAll(dir)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("sweeping %q: %w", dir, err))
 			continue
 		}
@@ -130,8 +134,9 @@ func sweepLocked(ctx context.Context, root string) ([]string, error) {
 	return swept, errors.Join(errs...)
 }
 
-// teardown ends and removes everything in r and then the folder.
-func (r record) teardown(ctx context.Context, dir string) error {
+// teardown ends and removes everything in r. The folder is for the caller to
+// remove, under the lock of the fleets.
+func (r record) teardown(ctx context.Context) error {
 	cgroups := cgroupMount()
 	names := make([]string, 0, len(r.Hosts))
 	for name := range r.Hosts {
@@ -180,10 +185,7 @@ func (r record) teardown(ctx context.Context, dir string) error {
 			errs = append(errs, err)
 		}
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	return os.RemoveAll(dir)
+	return errors.Join(errs...)
 }
 
 func waitGone(ctx context.Context, p process) error {

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,16 +42,19 @@ func TestSweepRemovesDeadFleets(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	addr := ""
+	addr, said := "", ""
 	for lines := bufio.NewScanner(stdout); addr == "" && lines.Scan(); {
-		addr, _ = strings.CutPrefix(lines.Text(), "UP ")
+		said += lines.Text() + "\n"
+		if rest, ok := strings.CutPrefix(lines.Text(), "UP "); ok {
+			addr = rest
+		}
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // killed
 	if !strings.HasPrefix(addr, "10.77.") {
-		t.Fatalf("the owner said %q, want an address", addr)
+		t.Fatalf("the owner said %q, want an address", said)
 	}
 	bridge := "tfh" + strings.Split(addr, ".")[2]
 	if !exists("/sys/class/net/" + bridge) {
@@ -80,6 +84,48 @@ func TestSweepRemovesDeadFleets(t *testing.T) {
 	}
 	if out, err := living.Hosts[0].Exec(ctx, "echo", "alive"); err != nil || out != "alive\n" {
 		t.Errorf("the living fleet after the sweep = %q, %v", out, err)
+	}
+}
+
+// TestCloseAndSweepTakeTurns: a folder is removed under the lock alone. Half
+// removed, it made a sweep of another process fail, and with it that process's
+// fleet.
+func TestCloseAndSweepTakeTurns(t *testing.T) {
+	fleettest.Require(t)
+	f, err := fleettest.Start(t.Context(), fleettest.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(f.KeyFile())
+	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), ".lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- f.Close() }()
+	bridge := filepath.Join("/sys/class/net", filepath.Base(dir))
+	for deadline := time.Now().Add(30 * time.Second); exists(bridge); <-time.After(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the bridge is not removed")
+		}
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("Close ended while another process had the lock: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if !exists(filepath.Join(dir, "fleet.json")) {
+		t.Error("the record was removed while another process had the lock")
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-closed; err != nil || exists(dir) {
+		t.Errorf("Close = %v, folder there: %v", err, exists(dir))
 	}
 }
 
