@@ -88,6 +88,9 @@ type RunnerSettings struct {
 	// Parallelism is tofu's -parallelism (FR: 10).
 	Parallelism int
 	NixOptions  []string
+	// Waves are deployed one after the other, each a list of selectors (a name, a
+	// glob, @tag, !exclude); nodes of no wave come last.
+	Waves [][]string
 }
 
 // NodeSettings are the settings of the runner for one node. They change how a
@@ -101,9 +104,20 @@ type NodeSettings struct {
 	// BecomePasswordFile holds the sudo password; fed by stdin only.
 	BecomePasswordFile string `json:"become_password_file,omitempty"`
 	Substitute         *bool  `json:"substitute,omitempty"`
-	Goal               string `json:"goal,omitempty"` // switch, boot
-	Limits             Limits `json:"limits,omitzero"`
+	Goal               string `json:"goal,omitempty"` // switch, boot; "run --goal" knows test and dry-activate too
+	// OnInhibitor says what happens where the new system refuses to be switched
+	// to while the old one runs: stop (default), or boot: it becomes the boot
+	// default, and the verdict is reboot_pending.
+	OnInhibitor string `json:"on_inhibitor,omitempty"`
+	// RebootIfNeeded restarts the host when kernel, initrd or init changed, and
+	// waits for it.
+	RebootIfNeeded *bool         `json:"reboot_if_needed,omitempty"`
+	Health         []HealthCheck `json:"health,omitempty"`
+	Limits         Limits        `json:"limits,omitzero"`
 }
+
+// Guarded says whether the activation waits for a confirmation.
+func (s NodeSettings) Guarded() bool { return s.Guard == nil || *s.Guard }
 
 // Limits bound the steps of a deploy, in seconds; zero means the built-in limit.
 type Limits struct {
@@ -112,4 +126,6 @@ type Limits struct {
 	Activate int `json:"activate,omitempty"` // the switch, default 900
 	Command  int `json:"command,omitempty"`  // any other remote command, default 60
 	Build    int `json:"build,omitempty"`    // the build of all closures, default 7200
+	Guard    int `json:"guard,omitempty"`    // wait of the host for the confirmation, default 90
+	Reboot   int `json:"reboot,omitempty"`   // until a restarted host answers, default 600
 }

@@ -68,6 +68,8 @@ type Verdict struct {
 	Generation int    `json:"generation,omitempty"`
 	// FailedUnits are units that this deploy left failed.
 	FailedUnits []string `json:"failed_units,omitempty"`
+	// Health are the health checks that were made, in their order.
+	Health []HealthResult `json:"health,omitempty"`
 	// Tolerated: the node's settings (on_degraded = "warn") let this status pass.
 	Tolerated bool `json:"tolerated,omitempty"`
 	// Log is the last lines of the activation, oldest first.

@@ -106,7 +106,10 @@ func TestLoadEverything(t *testing.T) {
 		}
 	}
 	got := load(t, o)
-	no := false
+	no, yes, none := false, true, 0
+	up := tfhosts.HealthCheck{
+		Name: "up", Command: []string{"true"}, When: tfhosts.HealthBoth, Timeout: 3, Retries: &none, Interval: 1, Total: 5,
+	}
 	want := &tfhosts.Setup{
 		Path: o.Path, Dir: dir,
 		Nodes: map[string]tfhosts.SetupNode{
@@ -121,7 +124,12 @@ func TestLoadEverything(t *testing.T) {
 				Runner: tfhosts.NodeSettings{
 					Guard: &no, OnDegraded: "warn", BuildOn: "target", Become: []string{"doas"},
 					BecomePasswordFile: "/home/me/become", Substitute: &no, Goal: "boot",
-					Limits: tfhosts.Limits{Connect: 5, Copy: 60},
+					OnInhibitor: "boot", RebootIfNeeded: &yes,
+					Health: []tfhosts.HealthCheck{ // the fleet's "up" is replaced
+						{Name: "up", Unit: "app.service"},
+						{Name: "page", HTTP: &tfhosts.HTTPCheck{URL: "https://localhost/", Status: []int{200}, CAFile: filepath.Join(dir, "ca.pem")}},
+					},
+					Limits: tfhosts.Limits{Connect: 5, Copy: 60, Guard: 30, Reboot: 90},
 				},
 			},
 			"prod.state": {
@@ -130,7 +138,7 @@ func TestLoadEverything(t *testing.T) {
 				},
 				Runner: tfhosts.NodeSettings{
 					Guard: &no, Become: []string{"sudo", "-n"}, BecomePasswordFile: "/home/me/become",
-					Substitute: &no, Limits: tfhosts.Limits{Connect: 5, Copy: 600},
+					Substitute: &no, Health: []tfhosts.HealthCheck{up}, Limits: tfhosts.Limits{Connect: 5, Copy: 600},
 				},
 			},
 		},
@@ -150,9 +158,10 @@ func TestLoadEverything(t *testing.T) {
 		Runner: tfhosts.RunnerSettings{
 			NodeSettings: tfhosts.NodeSettings{
 				Guard: &no, Become: []string{"sudo", "-n"}, BecomePasswordFile: "/home/me/become",
-				Substitute: &no, Limits: tfhosts.Limits{Connect: 5, Copy: 600},
+				Substitute: &no, Health: []tfhosts.HealthCheck{up}, Limits: tfhosts.Limits{Connect: 5, Copy: 600},
 			},
 			Parallelism: 4, NixOptions: []string{"--option", "cores", "2"},
+			Waves: [][]string{{"@canary"}, {"prod.*", "!prod.state"}},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -185,17 +185,33 @@ func TestLoadProblems(t *testing.T) {
 		}},
 
 		// later versions
-		"what this version does not do": {top(`, "circuits": ["c"], "runner": {"guard": true, "substitute": true, "health": [1], "waves": [1]}`), nil, []string{
+		"what this version does not do": {top(`, "circuits": ["c"]`), nil, []string{
 			"$.circuits: " + unsupported + " (leave it out)",
-			"$.runner.guard: true " + unsupported + " (leave it out, or say false)",
-			"$.runner.health: " + unsupported + " (leave it out)",
-			"$.runner.substitute: true " + unsupported + " (leave it out, or say false)",
-			"$.runner.waves: " + unsupported + " (leave it out)",
 		}},
-		"what this version does not do, for a node": {node(`, "runner": {"guard": true, "become": [""], "parallelism": 1}`), nil, []string{
+		"settings of a node": {node(`, "runner": {"become": [""], "parallelism": 1, "limits": {"guard": 4}}`), nil, []string{
 			"$.nodes.a.runner.become[0]: the command is empty",
-			"$.nodes.a.runner.guard: true " + unsupported + " (leave it out, or say false)",
+			"$.nodes.a.runner.limits.guard: minimum: got 4, want 5",
 			"$.nodes.a.runner.parallelism: unknown key",
+		}},
+		"health checks": {top(`, "runner": {"health": [
+			{"name": "none"}, {"name": "two", "tcp": "h:1", "unit": "u.service"}, {"name": "two", "tcp": "h", "from": "moon"},
+			{"name": "w", "http": {"url": "https://u:p@h/"}, "when": "never"}, {"name": "c", "command": ["x"], "from": "node"},
+			{"name": "u", "unit": "-x"}, {"name": "s", "http": {"url": "gopher://h"}}]}`), nil, []string{
+			"$.runner.health[0]: exactly one of command, http, tcp and unit is expected",
+			"$.runner.health[1]: exactly one of command, http, tcp and unit is expected",
+			`$.runner.health[2].from: one of "node", "deployer" is expected, not "moon"`,
+			`$.runner.health[2].name: "two" is the name of another check`,
+			`$.runner.health[2].tcp: HOST:PORT is expected, not "h"`,
+			"$.runner.health[3].http.url: user info has no place in an address",
+			`$.runner.health[3].when: one of "after", "before", "both" is expected, not "never"`,
+			"$.runner.health[4].from: only http and tcp can be asked from elsewhere (leave it out)",
+			`$.runner.health[5].unit: "-x" does not match ^[A-Za-z0-9_.@:][A-Za-z0-9_.@:\\-]*$`,
+			"$.runner.health[6].http.url: an http or https address is expected",
+		}},
+		"waves": {top(`, "runner": {"waves": [[], [""], "x"]}`), nil, []string{
+			"$.runner.waves[0]: at least 1 item is expected",
+			`$.runner.waves[1][0]: minLength: got 0, want 1`,
+			"$.runner.waves[2]: a value of type array is expected, not string",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -132,10 +132,9 @@ type nodeEntry struct {
 
 type runnerEntry struct {
 	tfhosts.NodeSettings
-	Parallelism *int              `json:"parallelism"`
-	NixOptions  []string          `json:"nix_options"`
-	Health      []json.RawMessage `json:"health"`
-	Waves       []json.RawMessage `json:"waves"`
+	Parallelism *int       `json:"parallelism"`
+	NixOptions  []string   `json:"nix_options"`
+	Waves       [][]string `json:"waves"`
 }
 
 type loader struct {
@@ -251,12 +250,10 @@ func (l *loader) rest(doc document) {
 		NodeSettings: l.nodeSettings("$.runner", doc.Runner),
 		Parallelism:  10,
 		NixOptions:   doc.Runner.NixOptions,
+		Waves:        doc.Runner.Waves,
 	}
 	if doc.Runner.Parallelism != nil {
 		s.Runner.Parallelism = *doc.Runner.Parallelism
-	}
-	if len(doc.Runner.Waves) > 0 {
-		l.found.add("$.runner.waves", "is not supported by this version", "leave it out")
 	}
 	for name, n := range s.Nodes {
 		n.Runner = overSettings(s.Runner.NodeSettings, n.Runner)

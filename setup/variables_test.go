@@ -92,7 +92,7 @@ func TestNodeSettings(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("NodeSettings (-want +got):\n%s", diff)
 	}
-	for _, text := range []string{"{", "[]", `{"gaol": "boot"}`, `{"guard": true}`, `{"become_password_file": "~/p"}`} {
+	for _, text := range []string{"{", "[]", `{"gaol": "boot"}`, `{"guard": 1}`, `{"become_password_file": "~/p"}`} {
 		_, err := setup.NodeSettings(text, "/d")
 		if tfhosts.ExitCodeOf(err) != tfhosts.ExitUsage {
 			t.Errorf("NodeSettings(%s) = %v, want exit 64", text, err)
