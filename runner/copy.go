@@ -39,6 +39,11 @@ func (d *deploy) transfer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(missing) > 0 && d.req.Settings.Substitute != nil && *d.req.Settings.Substitute {
+		if missing, err = d.substitute(ctx, sent, missing); err != nil {
+			return err
+		}
+	}
 	if len(missing) > 0 && !d.first.valid {
 		if err := d.step(ctx, "space.check", "copy", d.limits.command, func(context.Context) error {
 			return d.checkSpace(missing)
@@ -88,6 +93,32 @@ func (d *deploy) rootAndAsk(ctx context.Context, sent string) ([]nix.Path, error
 		missing = append(missing, bySize[path])
 	}
 	return missing, nil
+}
+
+// substitute lets the host fetch what its own substituters have, and returns
+// what is still missing. It is the host's nix that asks, with the host's
+// settings: over a copy, those of the deployer's nix would hold for it. What it
+// can not fetch is sent, so no failure of it ends the deploy.
+func (d *deploy) substitute(ctx context.Context, sent string, missing []nix.Path) ([]nix.Path, error) {
+	var list strings.Builder
+	for _, p := range missing {
+		list.WriteString(p.Path + "\n")
+	}
+	err := d.step(ctx, "substitute", "copy", d.limits.copy, func(ctx context.Context) error {
+		res, err := d.script(ctx, substituteScript, []byte(list.String()))
+		if err != nil {
+			return err
+		}
+		if res.Code != 0 {
+			d.event(tfhosts.Event{
+				Kind: tfhosts.EventWarning, Op: "substitute",
+				Message: "the host could not fetch everything from its substituters; the rest is sent: " + tail(res.Stderr, 1),
+			})
+		}
+		missing, err = d.rootAndAsk(ctx, sent)
+		return err
+	})
+	return missing, err
 }
 
 func sum(paths []nix.Path) int64 {

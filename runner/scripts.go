@@ -46,6 +46,10 @@ mkdir -p "$R" && ln -sfn "$1" "$R/new" || exit 1
 xargs -r -n 500 nix-store --check-validity --print-invalid
 `
 
+// substituteScript fetches those of the paths on stdin that the host's own
+// substituters have.
+const substituteScript = toolPath + `xargs -r -n 500 nix-store --realise --ignore-unknown --keep-going >/dev/null`
+
 // receiveScript serves the host's store on its stdin and stdout. It leaves its
 // pid, with the name $1 of the copy, for staleScript.
 const receiveScript = toolPath + `

@@ -162,7 +162,7 @@ func (d *deploy) statusOf(err error) tfhosts.Status {
 		switch step.op {
 		case "build":
 			return tfhosts.BuildFailed
-		case "root.link", "space.check", "copy", "copy.check":
+		case "root.link", "substitute", "space.check", "copy", "copy.check":
 			return tfhosts.CopyFailed
 		case "check", "activate.start":
 			return tfhosts.CheckRefused
