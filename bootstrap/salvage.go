@@ -3,163 +3,23 @@ package bootstrap
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
-	"time"
 
 	"github.com/tidwall/sjson"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/api"
-	"fediversity.eu/tf-hosts/backend/client"
 	"fediversity.eu/tf-hosts/backend/durable"
 	"fediversity.eu/tf-hosts/backend/relay"
 )
 
-// unlockTime bounds an unlock after an interrupt or an error.
-const unlockTime = 30 * time.Second
-
 func (s *session) salvageDir() string { return filepath.Join(s.workDir, "salvage") }
-
-// collectSalvage moves what earlier runs could not store into salvage/: the
-// errored.tfstate that tofu left, and the dump in tofu's output where it could
-// not even write that. The caller holds the working dir's lock, so those runs
-// are over.
-func (s *session) collectSalvage() error {
-	runs, err := os.ReadDir(filepath.Join(s.workDir, "runs"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("looking for states to salvage: %w", err)
-	}
-	for _, run := range runs {
-		if run.Name() == s.id {
-			continue
-		}
-		dir := filepath.Join(s.workDir, "runs", run.Name())
-		if wasSearched(dir) {
-			continue
-		}
-		if err := s.search(dir, run.Name()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// searched marks the folder of a run whose tofu is gone and which was searched
-// for a state: nothing is added to it any more, so that old runs do not slow
-// down new ones. A mark that a crash loses costs another search and no state.
-const searched = "searched"
-
-func wasSearched(runDir string) bool {
-	_, err := os.Stat(filepath.Join(runDir, searched))
-	return err == nil
-}
-
-// search keeps what a run that is over could not store, and marks the run.
-func (s *session) search(runDir, run string) error {
-	if err := s.keepErrored(runDir, run); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(runDir, searched), nil, 0o600); err != nil {
-		return fmt.Errorf("marking the run %s as searched: %w", run, err)
-	}
-	return nil
-}
-
-// keepErrored moves the state that a run could not store to salvage/RUN.tfstate.
-func (s *session) keepErrored(runDir, run string) error {
-	from := filepath.Join(runDir, erroredState)
-	to := filepath.Join(s.salvageDir(), run+".tfstate")
-	info, err := os.Stat(from)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return s.keepDump(runDir, to)
-	case err != nil:
-		return fmt.Errorf("looking for states to salvage: %w", err)
-	case info.IsDir():
-		return s.keepDump(runDir, to)
-	}
-	if err := MakePrivate(s.salvageDir()); err != nil {
-		return err
-	}
-	if err := s.fault("salvage.save"); err != nil {
-		return err
-	}
-	if err := os.Rename(from, to); err != nil {
-		return fmt.Errorf("keeping the state that could not be stored: %w", err)
-	}
-	return errors.Join(durable.SyncDir(s.salvageDir()), durable.SyncDir(runDir))
-}
-
-// keepDump looks for the state that tofu prints when it can not write
-// errored.tfstate. One that was kept already is not kept again.
-func (s *session) keepDump(runDir, to string) error {
-	for _, kept := range []string{to, to + storedSuffix} {
-		if _, err := os.Stat(kept); err == nil {
-			return nil
-		}
-	}
-	var outputs []string
-	for _, v := range tfhosts.Verbs() {
-		if v.Writes { // the others print states that are stored
-			outputs = append(outputs, v.Name+".stdout", v.Name+".stderr")
-		}
-	}
-	for _, name := range outputs {
-		text, err := os.ReadFile(filepath.Join(runDir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("looking for states to salvage: %w", err)
-		}
-		if state := dumpedState(text); state != nil {
-			if err := MakePrivate(s.salvageDir()); err != nil {
-				return err
-			}
-			return durable.Replace(to, state, 0o600, "salvage.dump", s.Fault)
-		}
-	}
-	return nil
-}
-
-// dumpedState finds a state in tofu's output: a JSON value with lineage and
-// serial after the words of its error, or in the field "state" of a JSON line.
-func dumpedState(text []byte) []byte {
-	if !bytes.Contains(text, []byte(`"lineage"`)) || !bytes.Contains(text, []byte(`"serial"`)) {
-		return nil
-	}
-	for at := 0; at < len(text); {
-		i := bytes.Index(text[at:], []byte("{"))
-		if i < 0 {
-			return nil
-		}
-		at += i
-		var value json.RawMessage
-		if err := json.NewDecoder(bytes.NewReader(text[at:])).Decode(&value); err != nil {
-			at++
-			continue
-		}
-		if _, err := api.ParseMeta(value); err == nil {
-			return value
-		}
-		var line struct{ State json.RawMessage }
-		if json.Unmarshal(value, &line) == nil && len(line.State) > 0 {
-			if _, err := api.ParseMeta(line.State); err == nil {
-				return line.State
-			}
-		}
-		at += len(value)
-	}
-	return nil
-}
 
 const storedSuffix = ".stored"
 
@@ -327,76 +187,6 @@ func (s *session) storePending(ctx context.Context, upstream relay.Upstream, p p
 		return nil, err
 	}
 	return body, s.markStored(p.path)
-}
-
-// put stores body under the lock, where upstream must still hold base (nil:
-// nothing), and reads it back. The ops are op.lock, op.get, op.post, op.verify
-// and op.unlock.
-func (s *session) put(ctx context.Context, upstream relay.Upstream, op string, body, base []byte) (err error) {
-	info := client.NewLockInfo(op, s.lockInfo())
-	if err := s.fault(op + ".lock"); err != nil {
-		return err
-	}
-	if err := upstream.Lock(ctx, info); err != nil {
-		return lockedError(err)
-	}
-	defer func() {
-		if ferr := s.fault(op + ".unlock"); ferr != nil {
-			err = errors.Join(err, ferr)
-			return
-		}
-		unlock, cancel := context.WithTimeout(context.WithoutCancel(ctx), unlockTime)
-		defer cancel()
-		if uerr := upstream.Unlock(unlock, info); uerr != nil {
-			err = errors.Join(err, fmt.Errorf("releasing the lock: %w", uerr))
-		}
-	}()
-	if err := s.fault(op + ".get"); err != nil {
-		return err
-	}
-	have, err := upstream.Get(ctx)
-	if err != nil && !errors.Is(err, api.ErrNotFound) && (base != nil || !errors.Is(err, api.ErrGone)) {
-		return err
-	}
-	if sameState(have, body) {
-		return nil
-	}
-	if !sameState(have, base) {
-		return fmt.Errorf("%w: somebody changed it meanwhile", api.ErrStale)
-	}
-	if err := s.fault(op + ".post"); err != nil {
-		return err
-	}
-	if err := upstream.Post(ctx, info.ID, body); err != nil {
-		// The answer to a first try may have been lost, and the server takes
-		// each serial once.
-		if have, gerr := upstream.Get(ctx); gerr != nil || !sameState(have, body) {
-			return err
-		}
-	}
-	if err := s.fault(op + ".verify"); err != nil {
-		return err
-	}
-	if have, err = upstream.Get(ctx); err != nil {
-		return fmt.Errorf("reading it back: %w", err)
-	}
-	if !sameState(have, body) {
-		return errors.New("what the backend holds is not what was sent")
-	}
-	return nil
-}
-
-// sameState compares states as bytes, and, for servers that write JSON anew, as
-// JSON.
-func sameState(a, b []byte) bool {
-	if len(a) == 0 || len(b) == 0 {
-		return len(a) == len(b)
-	}
-	if bytes.Equal(a, b) {
-		return true
-	}
-	var x, y bytes.Buffer
-	return json.Compact(&x, a) == nil && json.Compact(&y, b) == nil && bytes.Equal(x.Bytes(), y.Bytes())
 }
 
 func (s *session) markStored(path string) error {
