@@ -16,6 +16,10 @@ type Command struct {
 	Args   []string
 	// Stdin is the script's standard input.
 	Stdin []byte
+	// Stdout and Stderr take what the script says as it says it, without a bound;
+	// the Result then lacks it. A Run that ended by ctx or Timeout may still write
+	// to them until the connection is closed.
+	Stdout, Stderr io.Writer
 	// Become runs it as root: by the target's become command, or as it is when
 	// the login is root.
 	Become bool
@@ -67,7 +71,7 @@ func (c *Conn) run(ctx context.Context, cmd Command) (Result, error) {
 	c.wg.Go(func() {
 		defer c.releaseSlot()
 		defer close(w.done)
-		w.run(ctx, c, line, cmd.Stdin, how, password)
+		w.run(ctx, c, line, cmd, how, password)
 	})
 	select {
 	case <-w.done:
@@ -94,7 +98,7 @@ type work struct {
 	err    error
 }
 
-func (w *work) run(ctx context.Context, c *Conn, line string, stdin []byte, how becomeMode, password []byte) {
+func (w *work) run(ctx context.Context, c *Conn, line string, cmd Command, how becomeMode, password []byte) {
 	w.res.Code = -1
 	p, err := c.start(ctx, line, how, password)
 	if err != nil {
@@ -105,10 +109,17 @@ func (w *work) run(ctx context.Context, c *Conn, line string, stdin []byte, how 
 	fed := make(chan struct{})
 	go func() { // ends with the session; waited for below
 		defer close(fed)
-		_, _ = p.stdin.Write(stdin) // a program need not read it all
+		_, _ = p.stdin.Write(cmd.Stdin) // a program need not read it all
 		_ = p.stdin.Close()
 	}()
-	_, copyErr := io.Copy(w.stdout, p.stdout)
+	if cmd.Stderr != nil {
+		p.stderr.passTo(cmd.Stderr)
+	}
+	var stdout io.Writer = w.stdout
+	if cmd.Stdout != nil {
+		stdout = cmd.Stdout
+	}
+	_, copyErr := io.Copy(stdout, p.stdout)
 	if copyErr != nil {
 		_ = p.session.Close()
 	}

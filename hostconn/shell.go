@@ -215,6 +215,25 @@ type afterToken struct {
 	max  int
 	keep bool // keep the tail instead of failing at max
 	buf  []byte
+	out  io.Writer // takes what would be kept
+}
+
+// passTo hands on what was kept so far and all that comes.
+func (a *afterToken) passTo(w io.Writer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.out = w
+	_ = a.handOn() // the next Write says it again
+}
+
+// handOn passes on what is there; a.mu is held.
+func (a *afterToken) handOn() error {
+	if a.want != nil || a.out == nil || len(a.buf) == 0 {
+		return nil
+	}
+	_, err := a.out.Write(a.buf)
+	a.buf = nil
+	return err
 }
 
 func (a *afterToken) expect(t token) {
@@ -232,6 +251,9 @@ func (a *afterToken) Write(b []byte) (int, error) {
 			a.buf = append([]byte(nil), a.buf[i+len(a.want):]...)
 			a.want = nil
 		}
+	}
+	if a.want == nil && a.out != nil {
+		return len(b), a.handOn()
 	}
 	if over := len(a.buf) - a.max; over > 0 {
 		if a.want == nil && !a.keep {
