@@ -45,7 +45,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 	for _, v := range tfhosts.Verbs() {
 		root.AddCommand(newVerbCommand(p, v))
 	}
-	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newAllCommand(p), newDoctorCommand(p)} {
+	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newAllCommand(p), newDoctorCommand(p), newExecCommand(p)} {
 		c.GroupID = "own"
 		root.AddCommand(c)
 	}
