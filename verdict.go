@@ -76,7 +76,7 @@ type Verdict struct {
 	Log []string `json:"log,omitempty"`
 	// Unit is the transient unit that activated.
 	Unit string `json:"unit,omitempty"`
-	// Seconds per step: connect, observe, copy, check, activate, verify.
+	// Seconds per step: connect, observe, copy, check, activate, verify, health.
 	Seconds     map[string]float64 `json:"seconds,omitempty"`
 	BytesCopied int64              `json:"bytes_copied,omitempty"`
 	Started     time.Time          `json:"started,omitzero"`

@@ -163,12 +163,16 @@ func (c *Conn) lost(err error) error {
 
 // DialContext connects from the host to addr: network "tcp" with "host:port", or
 // "unix" with a path. It costs no session of sshd's MaxSessions. The result knows
-// no deadlines. The error wraps ErrLost when the connection has ended.
+// no deadlines. The error wraps ErrLost when the connection has ended, ErrForward
+// when sshd does not let it connect to anywhere or to addr.
 func (c *Conn) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	nc, err := c.client.DialContext(ctx, network, addr)
 	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+		}
+		if refused, ok := errors.AsType[*ssh.OpenChannelError](err); ok && refused.Reason == ssh.Prohibited {
+			err = fmt.Errorf("%w: %w", ErrForward, err)
 		}
 		return nil, fmt.Errorf("connecting from %q to %s: %w", c.target.label(), addr, c.lost(err))
 	}

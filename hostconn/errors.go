@@ -22,6 +22,9 @@ var (
 	ErrTimeout = errors.New("time limit exceeded")
 	// ErrBecome: the host refused the become command (sudo).
 	ErrBecome = errors.New("become refused")
+	// ErrForward: sshd forbids connections from the host (AllowTcpForwarding,
+	// PermitOpen).
+	ErrForward = errors.New("the host's sshd forbids forwarding")
 	// ErrShell: the login does not lead to a POSIX shell (nologin, a forced command).
 	ErrShell = errors.New("no shell on the host")
 )

@@ -16,7 +16,8 @@ import (
 
 // Apply brings the system onto the host and activates it.
 func (d *deploy) Apply(ctx context.Context, _ lifecycle.Plan) error {
-	for _, op := range []func(context.Context) error{d.transfer, d.check, d.activate} {
+	before := func(ctx context.Context) error { return d.checkHealth(ctx, tfhosts.HealthBefore) }
+	for _, op := range []func(context.Context) error{before, d.transfer, d.check, d.activate} {
 		if err := op(ctx); err != nil {
 			return err
 		}

@@ -11,6 +11,6 @@
 //	verdict := r.Deploy(ctx, runner.Request{Name: "prod.app1", Node: node})
 //
 // The operations have stable names, used by events, fault tests and docs: build,
-// connect, observe, root.link, space.check, copy, copy.check, check,
-// activate.start, activate.wait, verify, root.release.
+// connect, observe, health.before, root.link, space.check, copy, copy.check, check,
+// activate.start, activate.wait, verify, health.after, root.release.
 package runner

@@ -55,6 +55,9 @@ func (e *timeoutError) Unwrap() error { return e.err }
 // reported no error.
 func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 	if res.Plan.Action == lifecycle.None && d.last.running == d.system {
+		if f := d.finalHealth(ctx); f != nil {
+			return f
+		}
 		d.verdict.Status = tfhosts.Unchanged
 		d.verdict.Sentence = "already runs the wanted system"
 		return nil
@@ -71,6 +74,10 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 	bad := slices.Concat(d.outcome.newly, d.newlyFailed())
 	slices.Sort(bad)
 	bad = slices.Compact(bad)
+	var unhealthy *failure
+	if len(wrong) == 0 && d.last.running == d.system {
+		unhealthy = d.finalHealth(ctx)
+	}
 	switch {
 	case len(wrong) > 0:
 		return &failure{
@@ -78,6 +85,12 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 			err:  errors.New("the host is not as it should be after the activation: " + strings.Join(wrong, "; ")),
 			hint: "apply again; " + d.ssh("readlink -f /run/current-system /nix/var/nix/profiles/system"),
 		}
+	case unhealthy != nil:
+		unhealthy.units, unhealthy.log = bad, d.outcome.journal
+		if len(bad) > 0 {
+			unhealthy.err = fmt.Errorf("%w; and these units failed: %s", unhealthy.err, strings.Join(bad, " "))
+		}
+		return unhealthy
 	case len(bad) > 0:
 		d.verdict.Tolerated = d.policy() == "warn"
 		return &failure{
@@ -164,7 +177,7 @@ func (d *deploy) statusOf(err error) tfhosts.Status {
 			return tfhosts.BuildFailed
 		case "root.link", "substitute", "space.check", "copy", "copy.check":
 			return tfhosts.CopyFailed
-		case "check", "activate.start":
+		case "check", "health.before", "activate.start":
 			return tfhosts.CheckRefused
 		case "activate.wait", "verify":
 			return tfhosts.Timeout
