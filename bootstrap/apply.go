@@ -235,7 +235,7 @@ func (s *session) announce(changes []tofu.NodeChange) {
 // build builds all systems of a plan in one go, before the apply. A system that
 // does not build fails its own node and no other.
 func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
-	s.built = map[string]Built{}
+	s.setBuilt(nil)
 	var identities []string
 	seen := map[string]bool{}
 	for _, c := range changes {
@@ -258,13 +258,21 @@ func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
 	if err != nil {
 		return fmt.Errorf("building the systems: %w", err)
 	}
-	s.built = built
+	s.setBuilt(built)
 	return nil
+}
+
+func (s *session) setBuilt(built map[string]Built) {
+	s.byNode.Lock()
+	defer s.byNode.Unlock()
+	s.built = built
 }
 
 // rememberChanges lets deployNode name a node of a saved plan whose entry in
 // the setup has changed since.
 func (s *session) rememberChanges(changes []tofu.NodeChange) {
+	s.byNode.Lock()
+	defer s.byNode.Unlock()
 	for _, c := range changes {
 		if !c.Deploys {
 			continue
@@ -279,17 +287,24 @@ func (s *session) rememberChanges(changes []tofu.NodeChange) {
 // deployNode is what a handed-over node comes to. The six variables name it:
 // no two nodes share a host and port.
 func (s *session) deployNode(ctx context.Context, node tfhosts.Node, drop <-chan struct{}) tfhosts.Verdict {
-	name, identity := node.Host, ""
-	for candidate, n := range s.nodes {
-		if n.Host == node.Host && n.SSHOpts == node.SSHOpts && n.NixosConf == node.NixosConf && n.HostKey == node.HostKey {
-			name, identity = candidate, n.ConfigIdentity
-			break
-		}
-	}
+	name, identity, built := s.nameOf(node)
 	node.ConfigIdentity = identity
 	verdict := s.Worker.Deploy(ctx, DeployRequest{
-		Name: name, Node: node, Settings: s.Setup.Nodes[name].Runner, Built: s.built[identity], Drop: drop,
+		Name: name, Node: node, Settings: s.Setup.Nodes[name].Runner, Built: built, Drop: drop,
 	})
 	s.results.add(verdict)
 	return verdict
+}
+
+// nameOf finds the node of a provisioner's variables, and what was built for it.
+// One that is not known goes by its host.
+func (s *session) nameOf(node tfhosts.Node) (name, identity string, built Built) {
+	s.byNode.Lock()
+	defer s.byNode.Unlock()
+	for candidate, n := range s.nodes {
+		if n.Host == node.Host && n.SSHOpts == node.SSHOpts && n.NixosConf == node.NixosConf && n.HostKey == node.HostKey {
+			return candidate, n.ConfigIdentity, s.built[n.ConfigIdentity]
+		}
+	}
+	return node.Host, "", s.built[""]
 }

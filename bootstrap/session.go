@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -55,11 +56,14 @@ type session struct {
 	// interruptible is relay, for the goroutine that watches for interrupts.
 	interruptible atomic.Pointer[relay.Relay]
 	env           []string
-	nodes         map[string]tfhosts.Node
-	hand          *handover
-	drop          chan struct{}
-	results       *verdicts
-	built         map[string]Built // by identity, set before the apply
+	// byNode guards nodes and built: a deploy, which another process asks for,
+	// reads what was set before tofu began.
+	byNode  sync.Mutex
+	nodes   map[string]tfhosts.Node
+	hand    *handover
+	drop    chan struct{}
+	results *verdicts
+	built   map[string]Built // by identity, set before the apply
 	// changes are those of cycle 1, for the one table at the end.
 	changes []tofu.NodeChange
 	// targets are the -target flags of cycle 1.
