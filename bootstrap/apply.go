@@ -168,18 +168,18 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 	if path != "" {
 		return changes, false, errors.Join(err, salvageError(path, errors.New("the backend did not take it")))
 	}
-	if err != nil || code == 0 {
+	if code == 0 {
 		return changes, false, err
 	}
 	// An apply that stored anything was not refused.
-	if len(s.results.all()) == 0 && s.relay.Stats().Posts == posts && !s.interrupted() && s.isStale(plan) {
+	if err == nil && len(s.results.all()) == 0 && s.relay.Stats().Posts == posts && !s.interrupted() && s.isStale(plan) {
 		if err := s.openSocket(); err != nil {
 			return changes, true, err
 		}
 		s.env = append(s.env, "TF_HOSTS_SOCK="+s.hand.path) // the last of a name counts
 		return changes, true, nil
 	}
-	return changes, false, s.tofuError("apply", code)
+	return changes, false, errors.Join(err, s.tofuError("apply", code))
 }
 
 // isStale compares the state that a plan file holds with the one that the

@@ -139,8 +139,8 @@ func TestAnInterruptEndsTheWaitForTheWorkingDir(t *testing.T) {
 	close(interrupt)
 	begin := time.Now()
 	out := r.run("apply", interrupt, "-lock-timeout=1m")
-	if out.code != tfhosts.ExitInterrupted || time.Since(begin) > 30*time.Second {
-		t.Errorf("code %d after %s, %v; want 130 at once", out.code, time.Since(begin), out.err)
+	if out.code != tfhosts.ExitLocked || time.Since(begin) > 30*time.Second {
+		t.Errorf("code %d after %s, %v; want 4 at once", out.code, time.Since(begin), out.err)
 	}
 }
 

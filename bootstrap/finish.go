@@ -38,11 +38,10 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		codes = append(codes, tfhosts.ExitNodesFailed)
 	}
 	if failure != nil {
-		code := tfhosts.ExitCodeOf(failure)
-		// tofu fails with 1 when a provisioner did: the nodes say it better.
-		if failed == 0 || code != tfhosts.ExitFailed {
-			codes = append(codes, code)
-			errs = append(errs, failure)
+		errs = append(errs, failure)
+		// tofu fails with 1 when a provisioner did: the nodes' code says it better.
+		if failed == 0 || !merelyEnded(failure) {
+			codes = append(codes, tfhosts.ExitCodeOf(failure))
 		}
 	}
 	if failed > 0 {

@@ -20,14 +20,34 @@ func isNotEmpty(err error) bool { return errors.Is(err, syscall.ENOTEMPTY) }
 // tofuError explains why an OpenTofu command failed, from what the relay saw
 // and never from tofu's text.
 func (s *session) tofuError(name string, code int) error {
+	seen := s.backendError()
 	if s.interrupted() {
-		return tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; it goes on from here",
+		err := tfhosts.WithExit(tfhosts.ExitInterrupted, "run the same command again; it goes on from here",
 			fmt.Errorf("interrupted during tofu %s", name))
-	}
-	if err := s.backendError(); err != nil {
+		if tfhosts.WorstExit(tfhosts.ExitCodeOf(seen), tfhosts.ExitInterrupted) != tfhosts.ExitInterrupted {
+			return errors.Join(seen, err) // what was waited for when the interrupt came
+		}
 		return err
 	}
-	return tfhosts.WithExit(tfhosts.ExitFailed, s.decryptHint(), fmt.Errorf("tofu %s ended with code %d", name, code))
+	if seen != nil {
+		return seen
+	}
+	return tfhosts.WithExit(tfhosts.ExitFailed, s.decryptHint(), &endError{name, code})
+}
+
+// endError: tofu failed, and only its own text, which was shown, says why.
+type endError struct {
+	name string
+	code int
+}
+
+func (e *endError) Error() string { return fmt.Sprintf("tofu %s ended with code %d", e.name, e.code) }
+
+// merelyEnded: err says no more than that tofu failed, which a provisioner that
+// failed explains.
+func merelyEnded(err error) bool {
+	var end *endError
+	return errors.As(err, &end) && err.Error() == end.Error()
 }
 
 // decryptHint is for a state that is encrypted, which nobody but tofu can tell
@@ -37,7 +57,7 @@ func (s *session) decryptHint() string {
 		return ""
 	}
 	body, ok := s.relay.LastState()
-	if !ok {
+	if !ok || s.relay.Stats().Posts > 0 { // it was decrypted
 		return ""
 	}
 	if meta, err := api.ParseMeta(body); err != nil || !meta.Encrypted {

@@ -87,12 +87,13 @@ func takeLock(ctx context.Context, dir string, h holder, wait time.Duration, not
 		waitCtx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
 		if _, err := lock.TryLockContext(waitCtx, lockRetry); err != nil {
+			waited := ""
 			if ctx.Err() != nil {
-				return nil, tfhosts.WithExit(tfhosts.ExitInterrupted, "", errors.New("interrupted while waiting for the lock"))
+				waited = "; interrupted while waiting for it"
 			}
 			return nil, tfhosts.WithExit(tfhosts.ExitLocked,
 				"wait for it to end, then run the same command again",
-				fmt.Errorf("locking %q: held by %s", path, readHolder(path)))
+				fmt.Errorf("locking %q: held by %s%s", path, readHolder(path), waited))
 		}
 	}
 	b, err := json.Marshal(h)
