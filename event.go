@@ -8,15 +8,16 @@ import (
 
 // Kinds of Event.
 const (
-	EventStep    = "step"    // an operation on a node or on the state begins
-	EventBytes   = "bytes"   // progress of a copy: Done of Total bytes
-	EventVerdict = "verdict" // a node is finished: Verdict is set
-	EventPhase   = "phase"   // a phase marker: Op is its word
-	EventNotice  = "notice"  // something the operator should know
-	EventWarning = "warning" // something the operator should act on
-	EventOutput  = "output"  // a line of OpenTofu's, with --json
-	EventError   = "error"   // why the run ends as it does
-	EventHint    = "hint"    // the way out of an error
+	EventStep      = "step"      // an operation on a node or on the state begins
+	EventBytes     = "bytes"     // progress of a copy: Done of Total bytes
+	EventVerdict   = "verdict"   // a node is finished: Verdict is set
+	EventPhase     = "phase"     // a phase marker: Op is its word
+	EventNotice    = "notice"    // something the operator should know
+	EventWarning   = "warning"   // something the operator should act on
+	EventHeartbeat = "heartbeat" // what is under way, where stderr is no terminal
+	EventOutput    = "output"    // a line of OpenTofu's, with --json
+	EventError     = "error"     // why the run ends as it does
+	EventHint      = "hint"      // the way out of an error
 )
 
 // Event is one thing that happened in a run. Libraries take a func(Event) and

@@ -46,7 +46,7 @@ func newProgram() *program {
 // main runs the program and gives its exit code.
 func (p *program) main(args []string) int {
 	p.teller = newTeller(p.stderr)
-	defer p.teller.flush()
+	defer p.teller.close()
 	dir, err := os.Getwd()
 	if err != nil {
 		p.teller.fail(fmt.Errorf("finding the current folder: %w", err))

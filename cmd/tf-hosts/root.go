@@ -40,7 +40,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 		}
 	}
 	root.PersistentFlags().BoolVar(&p.jsonLog, "json", false, "tell the story as JSON, one event a line")
-	root.PersistentPreRun = func(*cobra.Command, []string) { p.teller.asJSON = p.jsonLog }
+	root.PersistentPreRun = func(*cobra.Command, []string) { p.teller.setJSON(p.jsonLog) }
 	root.AddGroup(&cobra.Group{ID: "tofu", Title: "OpenTofu verbs:"}, &cobra.Group{ID: "own", Title: "Verbs of tf-hosts:"})
 	for _, v := range tfhosts.Verbs() {
 		root.AddCommand(newVerbCommand(p, v))

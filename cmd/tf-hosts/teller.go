@@ -21,10 +21,42 @@ type teller struct {
 	partial []byte // of what OpenTofu wrote: a line without its end
 	asJSON  bool
 	// groupOf is the group of a node, for events that do not say it; nil: none.
-	groupOf func(node string) string
+	groupOf  func(node string) string
+	progress *progress
 }
 
-func newTeller(w io.Writer) *teller { return &teller{w: w} }
+func newTeller(w io.Writer) *teller {
+	t := &teller{w: w}
+	var live io.Writer
+	if isTerminal(w) {
+		live = w
+	}
+	t.progress = newProgress(live, func(message string) {
+		t.event(tfhosts.Event{Kind: tfhosts.EventHeartbeat, Message: message})
+	})
+	return t
+}
+
+// setJSON makes stderr a stream of objects, which has no live lines.
+func (t *teller) setJSON(on bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.asJSON = on; on {
+		t.progress.w = nil
+	}
+}
+
+// close ends the live lines and the heartbeat, and writes what is left.
+func (t *teller) close() {
+	t.mu.Lock()
+	t.progress.clear()
+	stop := t.progress.stopBeat
+	t.mu.Unlock()
+	if stop != nil { // it may be waiting for the lock
+		stop()
+	}
+	t.flush()
+}
 
 // Write takes OpenTofu's output and passes on whole lines.
 func (t *teller) Write(b []byte) (int, error) {
@@ -53,7 +85,7 @@ func (t *teller) flush() {
 // is an object of OpenTofu's own -json. mu is held.
 func (t *teller) output(lines []byte) {
 	if !t.asJSON {
-		t.w.Write(lines) //nolint:errcheck // as in line: a run does not end because nobody listens
+		t.put(lines)
 		return
 	}
 	for line := range bytes.Lines(lines) {
@@ -75,9 +107,15 @@ func (t *teller) object(e tfhosts.Event) {
 	}
 }
 
-// line writes one line; mu is held. There is nobody to tell that stderr is gone.
-func (t *teller) line(s string) {
-	io.WriteString(t.w, s+"\n") //nolint:errcheck // see above
+// line writes one line; mu is held.
+func (t *teller) line(s string) { t.put([]byte(s + "\n")) }
+
+// put writes whole lines, above the live ones; mu is held. There is nobody to
+// tell that stderr is gone, and a run does not end because nobody listens.
+func (t *teller) put(lines []byte) {
+	if !t.progress.write(lines) {
+		t.w.Write(lines) //nolint:errcheck // see above
+	}
 }
 
 // say tells one thing.
@@ -95,9 +133,13 @@ func (t *teller) event(e tfhosts.Event) {
 	if e.Group == "" && t.groupOf != nil {
 		e.Group = t.groupOf(e.Node)
 	}
+	t.progress.event(e)
 	if t.asJSON {
 		t.object(e)
 		return
+	}
+	if t.progress.live() && e.Kind == tfhosts.EventStep && e.Node != "" {
+		return // its live line says it
 	}
 	if e.Kind == tfhosts.EventBytes || e.Kind == tfhosts.EventVerdict && e.Verdict == nil {
 		return
@@ -121,6 +163,9 @@ func eventText(e tfhosts.Event) string {
 	}
 	if e.Node != "" {
 		parts = append(parts, e.Node+":")
+	}
+	if e.Kind == tfhosts.EventHeartbeat {
+		parts = append(parts, "still running:")
 	}
 	if e.Message != "" {
 		parts = append(parts, e.Message)
