@@ -90,6 +90,9 @@ func newAllVerbCommand(p *program, all *allOptions, verb tfhosts.Verb) *cobra.Co
 
 // runAll runs one verb on every group.
 func (p *program) runAll(ctx context.Context, opts *verbOptions, all *allOptions, verb tfhosts.Verb, args []string, restore *bootstrap.RestoreOptions) error {
+	if asksHelp(args) {
+		return p.tofuHelp(ctx, verb)
+	}
 	cfg, w, err := p.wrapperConfig()
 	if err != nil {
 		return err

@@ -56,7 +56,7 @@ func (p *program) main(args []string) int {
 	stop := p.watchSignals()
 	defer stop()
 	p.root = newRootCommand(p)
-	p.root.SetArgs(tofuHabits(args))
+	p.root.SetArgs(tofuHabits(p.root, args))
 	p.root.SetIn(p.stdin)
 	p.root.SetOut(p.stdout)
 	p.root.SetErr(p.stderr)

@@ -18,7 +18,8 @@ func newRootCommand(p *program) *cobra.Command {
 SSH, and deploy again only when their trigger values change. The state lives on
 an HTTP backend.
 
-OpenTofu's own flags may stand as they are, or after "--".`,
+OpenTofu's own flags may stand as they are, with one dash or two, or after "--".
+VERB --help tells the flags of tf-hosts, VERB -help those of OpenTofu.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -27,7 +28,7 @@ OpenTofu's own flags may stand as they are, or after "--".`,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return tfhosts.WithExit(tfhosts.ExitUsage, c.CommandPath()+" --help", err)
+		return tfhosts.WithExit(tfhosts.ExitUsage, flagHint(c, err), err)
 	})
 	for _, v := range setup.Variables() {
 		switch {
@@ -98,69 +99,4 @@ func (p *program) checkBootstrap(verb string) error {
 			fmt.Errorf("TF_VERB=%s contradicts the verb %q", fromEnv, verb))
 	}
 	return nil
-}
-
-// tofuHabits rewrites what a hand used to OpenTofu types: "state list" is the
-// verb state-list, and flags with one dash belong to OpenTofu, so they move
-// behind "--".
-func tofuHabits(args []string) []string {
-	verbAt := -1
-	for i, a := range args {
-		if a == "--" {
-			return args
-		}
-		if i > 0 && strings.HasPrefix(args[i-1], "--") && takesValue(args[i-1][2:]) {
-			continue // a group, or a setup file, may be named as a verb
-		}
-		if a == "state" && i+1 < len(args) {
-			if _, ok := tfhosts.LookupVerb("state-" + args[i+1]); ok {
-				args = append(append(append([]string{}, args[:i]...), "state-"+args[i+1]), args[i+2:]...)
-				verbAt = i
-				break
-			}
-		}
-		if _, ok := tfhosts.LookupVerb(a); ok {
-			verbAt = i
-			break
-		}
-	}
-	if verbAt < 0 {
-		return args
-	}
-	head := append([]string{}, args[:verbAt+1]...)
-	var tail []string
-	rest := args[verbAt+1:]
-	for i := 0; i < len(rest); i++ {
-		a := rest[i]
-		switch {
-		case a == "--":
-			tail = append(tail, rest[i+1:]...)
-			i = len(rest)
-		case strings.HasPrefix(a, "--") || a == "-h":
-			head = append(head, a)
-			// A flag of ours with its value as a word of its own.
-			if name := strings.TrimPrefix(a, "--"); !strings.Contains(name, "=") && i+1 < len(rest) && takesValue(name) {
-				i++
-				head = append(head, rest[i])
-			}
-		default:
-			tail = append(tail, a)
-		}
-	}
-	if len(tail) == 0 {
-		return head
-	}
-	return append(append(head, "--"), tail...)
-}
-
-func takesValue(flag string) bool {
-	if flag == groupFlag {
-		return true
-	}
-	for _, v := range setup.Variables() {
-		if v.Flag == flag {
-			return !v.Bool
-		}
-	}
-	return false
 }

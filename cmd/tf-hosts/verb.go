@@ -42,6 +42,9 @@ func newVerbCommand(p *program, verb tfhosts.Verb) *cobra.Command {
 
 // runVerb runs one verb of OpenTofu's on the graph.
 func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.Verb, args []string) error {
+	if asksHelp(args) {
+		return p.tofuHelp(ctx, verb)
+	}
 	cfg, w, err := p.wrapperConfig()
 	if err != nil {
 		return err
