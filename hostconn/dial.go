@@ -12,6 +12,11 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
+// clientVersion is how this client presents itself.
+const clientVersion = "SSH-2.0-tf-hosts"
+
+var errClosedAgain = fmt.Errorf("%w: the host took the connection and closed it again; sshd may be refusing this address for a while", ErrUnreachable)
+
 // dialHost opens the transport to r and makes the SSH connection on it.
 func (p *Pool) dialHost(ctx context.Context, r route, through *Conn) (*Conn, error) {
 	cred, err := loadCredentials(ctx, r)
@@ -23,18 +28,9 @@ func (p *Pool) dialHost(ctx context.Context, r route, through *Conn) (*Conn, err
 	if err != nil {
 		return nil, err
 	}
-	var nc net.Conn
-	for attempt := 1; ; attempt++ {
-		if err := p.pace(ctx, r.settings.address()); err != nil {
-			return nil, err
-		}
-		nc, err = p.transport(ctx, r, through)
-		if err == nil {
-			break
-		}
-		if attempt >= r.settings.ConnectionAttempts || ctx.Err() != nil {
-			return nil, err
-		}
+	nc, err := p.openTransport(ctx, r, through)
+	if err != nil {
+		return nil, err
 	}
 	wire := newWire(nc)
 	client, err := p.handshake(ctx, r, wire, cred, host)
@@ -43,6 +39,19 @@ func (p *Pool) dialHost(ctx context.Context, r route, through *Conn) (*Conn, err
 		return nil, err
 	}
 	return newConn(p, r, client, wire), nil
+}
+
+// openTransport is transport in its turn, tried as often as is configured.
+func (p *Pool) openTransport(ctx context.Context, r route, through *Conn) (net.Conn, error) {
+	for attempt := 1; ; attempt++ {
+		if err := p.pace(ctx, r.settings.address()); err != nil {
+			return nil, err
+		}
+		nc, err := p.transport(ctx, r, through)
+		if err == nil || attempt >= r.settings.ConnectionAttempts || ctx.Err() != nil {
+			return nc, err
+		}
+	}
 }
 
 // transport is the byte stream to the host's sshd.
@@ -117,7 +126,7 @@ func (p *Pool) handshake(ctx context.Context, r route, wire *wire, cred *credent
 		},
 		HostKeyCallback:   host.check,
 		HostKeyAlgorithms: host.algorithms,
-		ClientVersion:     "SSH-2.0-tf-hosts",
+		ClientVersion:     clientVersion,
 	}
 	cc, chans, reqs, err := ssh.NewClientConn(wire, s.address(), conf)
 	intime := stop()
@@ -157,5 +166,5 @@ func classify(ctx, hctx context.Context, err error, limit time.Duration, cred *c
 	if cred.asked {
 		return fmt.Errorf("%w: the host closed the connection during authentication (%s): %w", ErrUnreachable, cred.describe(), err)
 	}
-	return fmt.Errorf("%w: the host took the connection and closed it again; sshd may be refusing this address for a while: %w", ErrUnreachable, err)
+	return fmt.Errorf("%w: %w", errClosedAgain, err)
 }
