@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize/english"
@@ -17,7 +15,6 @@ import (
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/bootstrap"
 	"fediversity.eu/tf-hosts/doctor"
-	"fediversity.eu/tf-hosts/hostconn"
 	"fediversity.eu/tf-hosts/internal/nix"
 	"fediversity.eu/tf-hosts/internal/tofu"
 )
@@ -109,23 +106,8 @@ func (p *program) doctorConfig() (cfg doctor.Config, done func() error, err erro
 	cfg.Backend = func(ctx context.Context, forward doctor.Forward) (doctor.Backend, error) {
 		return p.examine(ctx, s, stateDir, forward)
 	}
-	// Keys of first connections go to a copy: a look is no reason to trust.
-	dir, err := os.MkdirTemp("", "tf-hosts-doctor-")
-	if err != nil {
-		return cfg, nil, fmt.Errorf("making a folder for known hosts: %w", err)
-	}
-	known := filepath.Join(dir, "known_hosts")
-	if text, err := os.ReadFile(bootstrap.KnownHosts(cfg.WorkDir)); err == nil {
-		if err := os.WriteFile(known, text, 0o600); err != nil {
-			return cfg, nil, errors.Join(fmt.Errorf("copying the known hosts: %w", err), os.RemoveAll(dir))
-		}
-	}
-	cfg.Pool = hostconn.NewPool(hostconn.Config{KnownHosts: known, Events: func(e tfhosts.Event) {
-		if e.Kind == tfhosts.EventWarning {
-			p.teller.event(e)
-		}
-	}})
-	return cfg, func() error { return errors.Join(cfg.Pool.Close(), os.RemoveAll(dir)) }, nil
+	cfg.Pool, done, err = p.lookingPool(s)
+	return cfg, done, err
 }
 
 // examine is the wrapper's own search for the backend: flows never import flows.
