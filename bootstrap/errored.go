@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/api"
@@ -85,8 +86,12 @@ func (s *session) keepErrored(runDir, run string) error {
 }
 
 // keepDump looks for the state that tofu prints when it can not write
-// errored.tfstate. One that was kept already is not kept again.
+// errored.tfstate. One that was kept already is not kept again. Of this run it is
+// known whether any tofu failed; of a dead one its output tells.
 func (s *session) keepDump(runDir, to string) error {
+	if runDir == s.runDir && !s.tofuFailed {
+		return nil
+	}
 	for _, kept := range []string{to, to + storedSuffix} {
 		if _, err := os.Stat(kept); err == nil {
 			return nil
@@ -95,7 +100,7 @@ func (s *session) keepDump(runDir, to string) error {
 	var outputs []string
 	for _, v := range tfhosts.Verbs() {
 		if v.Writes { // the others print states that are stored
-			outputs = append(outputs, v.Name+".stdout", v.Name+".stderr")
+			outputs = append(outputs, v.Name+stdoutSuffix, v.Name+stderrSuffix)
 		}
 	}
 	for _, name := range outputs {
@@ -106,7 +111,7 @@ func (s *session) keepDump(runDir, to string) error {
 		if err != nil {
 			return fmt.Errorf("looking for states to salvage: %w", err)
 		}
-		if state := dumpedState(text); state != nil {
+		if state := dumpedState(text, strings.HasSuffix(name, stdoutSuffix)); state != nil {
 			if err := MakePrivate(s.salvageDir()); err != nil {
 				return err
 			}
@@ -116,33 +121,61 @@ func (s *session) keepDump(runDir, to string) error {
 	return nil
 }
 
-// dumpedState finds a state in tofu's output: a JSON value with lineage and
-// serial after the words of its error, or in the field "state" of a JSON line.
-func dumpedState(text []byte) []byte {
-	if !bytes.Contains(text, []byte(`"lineage"`)) || !bytes.Contains(text, []byte(`"serial"`)) {
-		return nil
-	}
-	for at := 0; at < len(text); {
-		i := bytes.Index(text[at:], []byte("{"))
-		if i < 0 {
-			return nil
+// dumpMessage marks the dump in "-json" output, dumpSummaries are what OpenTofu
+// says after it in either form (reproduced with 1.12.6): it could neither store
+// the state nor write errored.tfstate.
+const dumpMessage = "Emergency state dump"
+
+func dumpSummaries() []string {
+	return []string{"Failed to create local state file", "Failed to persist state to backend"}
+}
+
+// dumpedState finds the state that OpenTofu printed as its last resort: on stderr
+// a JSON value at the beginning of a line, with "-json" the field "state" of a
+// line of stdout. A provisioner's output has the address of its resource before
+// it, so that none can pass for it.
+func dumpedState(text []byte, lines bool) []byte {
+	for line := text; len(line) > 0; {
+		next := bytes.IndexByte(line, '\n') + 1
+		if next == 0 {
+			next = len(line)
 		}
-		at += i
-		var value json.RawMessage
-		if err := json.NewDecoder(bytes.NewReader(text[at:])).Decode(&value); err != nil {
-			at++
-			continue
-		}
-		if _, err := api.ParseMeta(value); err == nil {
-			return value
-		}
-		var line struct{ State json.RawMessage }
-		if json.Unmarshal(value, &line) == nil && len(line.State) > 0 {
-			if _, err := api.ParseMeta(line.State); err == nil {
-				return line.State
+		if line[0] == '{' {
+			var value json.RawMessage
+			dec := json.NewDecoder(bytes.NewReader(line))
+			if dec.Decode(&value) == nil {
+				next = int(dec.InputOffset())
+				state := value
+				if lines {
+					state = stateOfLine(value)
+				}
+				if _, err := api.ParseMeta(state); err == nil && saysWhy(line[next:]) {
+					return state
+				}
 			}
 		}
-		at += len(value)
+		line = line[next:]
 	}
 	return nil
+}
+
+func stateOfLine(line []byte) json.RawMessage {
+	var log struct {
+		Message string `json:"@message"`
+		Type    string `json:"type"`
+		State   json.RawMessage
+	}
+	if json.Unmarshal(line, &log) != nil || log.Type != "log" || log.Message != dumpMessage {
+		return nil
+	}
+	return log.State
+}
+
+func saysWhy(after []byte) bool {
+	for _, summary := range dumpSummaries() {
+		if !bytes.Contains(after, []byte(summary)) {
+			return false
+		}
+	}
+	return true
 }

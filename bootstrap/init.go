@@ -103,10 +103,8 @@ func (s *session) keepInit(data, cached string) error {
 
 // showFailure tells what a quiet command printed.
 func (s *session) showFailure(name string) {
-	for _, suffix := range []string{".stdout"} {
-		b, err := os.ReadFile(filepath.Join(s.runDir, name+suffix))
-		if err == nil {
-			s.Story.Write(b) //nolint:errcheck // the error of the command follows
-		}
+	b, err := os.ReadFile(filepath.Join(s.runDir, name+stdoutSuffix))
+	if err == nil {
+		s.Story.Write(b) //nolint:errcheck // the error of the command follows
 	}
 }

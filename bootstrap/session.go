@@ -31,6 +31,8 @@ const (
 	dataFolder   = "data"
 	erroredState = "errored.tfstate"
 	lockFile     = ".terraform.lock.hcl"
+	stdoutSuffix = ".stdout"
+	stderrSuffix = ".stderr"
 )
 
 // relayClose bounds the wait for what tofu, which is gone, had still asked of
@@ -72,6 +74,7 @@ type session struct {
 	// backend must be empty, too.
 	checkMigrated           bool
 	identified, initialized bool
+	tofuFailed              bool // some command of this run
 	// tried is told of each place where the backend was looked for; may be nil.
 	tried func(Tried)
 }
@@ -287,11 +290,13 @@ func (s *session) runTofu(ctx context.Context, name string, args []string, stdou
 	if !s.Color {
 		args = insertFlag(args, "-no-color")
 	}
-	return s.engine.Run(ctx, tofu.Command{
+	code, err := s.engine.Run(ctx, tofu.Command{
 		Args: args, Dir: s.runDir, Env: s.env,
-		StdoutFile: filepath.Join(s.runDir, name+".stdout"), StderrFile: filepath.Join(s.runDir, name+".stderr"),
+		StdoutFile: filepath.Join(s.runDir, name+stdoutSuffix), StderrFile: filepath.Join(s.runDir, name+stderrSuffix),
 		Stdout: stdout, Stderr: s.Story, Stdin: stdin,
 	}, s.Interrupt)
+	s.tofuFailed = s.tofuFailed || code != 0 || err != nil
+	return code, err
 }
 
 // insertFlag puts a flag behind the command's own words and before operands.
