@@ -31,7 +31,7 @@ func (r *run) connect(ctx context.Context, name string) (*hostconn.Conn, error) 
 		return nil, fmt.Errorf("connecting to %q: it is not in the setup", name)
 	}
 	l.once.Do(func() {
-		target, err := targetOf(name, r.Setup.Nodes[name])
+		target, err := hostconn.TargetOf(name, r.Setup.Nodes[name].Node, r.Setup.Nodes[name].Runner)
 		if err != nil {
 			l.err = err
 			return
@@ -57,17 +57,6 @@ func (r *run) hangUp() {
 			_ = l.conn.Close() // everything that was asked of it has its own error
 		}
 	}
-}
-
-func targetOf(name string, n tfhosts.SetupNode) (hostconn.Target, error) {
-	options, err := n.Options()
-	if err != nil {
-		return hostconn.Target{}, err
-	}
-	return hostconn.Target{
-		Name: name, Host: n.Host, User: n.Username, KeyFile: n.KeyFile, HostKey: n.HostKey, Options: options,
-		Become: hostconn.Become{Argv: n.Runner.Become, PasswordFile: n.Runner.BecomePasswordFile},
-	}, nil
 }
 
 // sshRoot is sshCommand for a command that needs root.
@@ -96,7 +85,7 @@ func sshCommand(t hostconn.Target, command string) string {
 
 func (r *run) checkNode(ctx context.Context, name string, n tfhosts.SetupNode) {
 	prefix := "node " + name + " "
-	target, err := targetOf(name, n)
+	target, err := hostconn.TargetOf(name, n.Node, n.Runner)
 	if err != nil {
 		r.add(prefix+"ssh", Fail, err.Error(), "correct ssh_opts in the setup file")
 		return

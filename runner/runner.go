@@ -162,21 +162,9 @@ func (d *deploy) buildFailure(ctx context.Context, err error) error {
 }
 
 func (d *deploy) connect(ctx context.Context) error {
-	options, err := d.req.Node.Options()
-	if err != nil {
+	var err error
+	if d.target, err = hostconn.TargetOf(d.req.Name, d.req.Node, d.req.Settings); err != nil {
 		return &failure{status: tfhosts.Unreachable, err: err}
-	}
-	d.target = hostconn.Target{
-		Name:    d.req.Name,
-		Host:    d.req.Node.Host,
-		User:    d.req.Node.Username,
-		KeyFile: d.req.Node.KeyFile,
-		HostKey: d.req.Node.HostKey,
-		Options: options,
-		Become: hostconn.Become{
-			Argv:         d.req.Settings.Become,
-			PasswordFile: d.req.Settings.BecomePasswordFile,
-		},
 	}
 	return d.step(ctx, "connect", "connect", d.limits.connect, func(ctx context.Context) error {
 		d.conn, err = d.r.cfg.Dial(ctx, d.target)

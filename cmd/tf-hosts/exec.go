@@ -310,12 +310,5 @@ func (l *lineWriter) flush() {
 
 // targetOf is a node as a connection knows it.
 func targetOf(name string, n tfhosts.SetupNode) (hostconn.Target, error) {
-	options, err := n.Options()
-	if err != nil {
-		return hostconn.Target{}, err
-	}
-	return hostconn.Target{
-		Name: name, Host: n.Host, User: n.Username, KeyFile: n.KeyFile, HostKey: n.HostKey, Options: options,
-		Become: hostconn.Become{Argv: n.Runner.Become, PasswordFile: n.Runner.BecomePasswordFile},
-	}, nil
+	return hostconn.TargetOf(name, n.Node, n.Runner)
 }

@@ -23,14 +23,12 @@ type forward struct {
 
 // forward opens a connection to a node, through which the backend is reached.
 func (w *worker) forward(ctx context.Context, name string, n tfhosts.SetupNode) (bootstrap.Forward, error) {
-	options, err := n.Options()
+	target, err := targetOf(name, n)
 	if err != nil {
 		return bootstrap.Forward{}, err
 	}
 	f := &forward{open: func(ctx context.Context) (*hostconn.Conn, error) {
-		return w.pool.Dial(ctx, hostconn.Target{
-			Name: name, Host: n.Host, User: n.Username, KeyFile: n.KeyFile, HostKey: n.HostKey, Options: options,
-		})
+		return w.pool.Dial(ctx, target)
 	}}
 	if _, err := f.current(ctx); err != nil {
 		return bootstrap.Forward{}, err
