@@ -15,6 +15,8 @@ type Verb struct {
 	// Addresses is how many leading arguments are resource addresses, for which
 	// a node's name may stand; -1 means all of them.
 	Addresses int
+	// Selects: --on limits it to some nodes.
+	Selects bool
 	// Short is the help line.
 	Short string
 }
@@ -22,10 +24,10 @@ type Verb struct {
 // Verbs is the table, in the order of the documentation. apply is first.
 func Verbs() []Verb {
 	return []Verb{
-		{Name: "apply", Tofu: []string{"apply"}, NeedsNodes: true, Writes: true, Short: "deploy the nodes whose triggers changed"},
-		{Name: "plan", Tofu: []string{"plan"}, NeedsNodes: true, Short: "show what an apply would deploy; changes nothing"},
-		{Name: "destroy", Tofu: []string{"destroy"}, NeedsNodes: true, Writes: true, Short: "remove the graph's resources; hosts keep their configuration"},
-		{Name: "refresh", Tofu: []string{"refresh"}, NeedsNodes: true, Writes: true, Short: "update the state from real resources"},
+		{Name: "apply", Tofu: []string{"apply"}, NeedsNodes: true, Writes: true, Selects: true, Short: "deploy the nodes whose triggers changed"},
+		{Name: "plan", Tofu: []string{"plan"}, NeedsNodes: true, Selects: true, Short: "show what an apply would deploy; changes nothing"},
+		{Name: "destroy", Tofu: []string{"destroy"}, NeedsNodes: true, Writes: true, Selects: true, Short: "remove the graph's resources; hosts keep their configuration"},
+		{Name: "refresh", Tofu: []string{"refresh"}, NeedsNodes: true, Writes: true, Selects: true, Short: "update the state from real resources"},
 		{Name: "output", Tofu: []string{"output"}, Short: "print the outputs"},
 		{Name: "show", Tofu: []string{"show"}, Short: "print the state or a saved plan"},
 		{Name: "validate", Tofu: []string{"validate"}, Short: "check the graph"},

@@ -27,7 +27,7 @@ func (s *session) apply(ctx context.Context) (int, error) {
 	plan := saved
 	if plan == "" {
 		plan = filepath.Join(s.runDir, planFile)
-		changed, err := s.planToFile(ctx, plan, nil)
+		changed, err := s.planToFile(ctx, plan, s.limits)
 		if err != nil || !changed {
 			return s.finish(ctx, s.changes, err)
 		}
@@ -36,7 +36,7 @@ func (s *session) apply(ctx context.Context) (int, error) {
 	if stale {
 		s.notice("the state moved on since the plan; planning again")
 		plan = filepath.Join(s.runDir, planFile+"-again")
-		changed, perr := s.planToFile(ctx, plan, nil)
+		changed, perr := s.planToFile(ctx, plan, s.limits)
 		if perr != nil || !changed {
 			return s.finish(ctx, s.changes, perr)
 		}

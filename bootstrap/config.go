@@ -46,6 +46,11 @@ type Config struct {
 	// to the names of the nodes that stay in the graph. It is the path of a JSON
 	// file, relative to CallerDir, or a JSON object itself. Empty: all nodes.
 	Deployment string
+	// On limits the verb to the nodes that these patterns of tfhosts.Select
+	// select, OnFailed to those whose last verdict failed; both to what both
+	// select. Each becomes a -target of OpenTofu's.
+	On       []string
+	OnFailed bool
 	// AllowEmpty lets a submission turn off every node.
 	AllowEmpty bool
 	// Wait limits the wait for a backend; zero is 10 minutes.

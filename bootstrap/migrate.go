@@ -36,6 +36,7 @@ func (s *session) cycleOne(ctx context.Context, resumed bool) error {
 	if err := s.connect(ctx, file, upstreamFile); err != nil {
 		return err
 	}
+	s.targets = s.limits // cycle 2 honours them; here they do where no node is known to be the backend's
 	if s.Setup.Self != nil {
 		s.targets = []string{"-target=" + tfhosts.NodeAddress(s.Setup.Self.Node)}
 	}

@@ -109,6 +109,8 @@ type rig struct {
 	work                     string
 	fault                    func(string) error
 	release                  func([]string) error
+	// configure, when set, changes the Config of each run.
+	configure func(*Config)
 }
 
 func newRig(tb testing.TB, nodes int) *rig {
@@ -191,7 +193,7 @@ func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answe
 	if work == "" {
 		work = "work"
 	}
-	return Config{
+	cfg := Config{
 		Setup: r.setup, Verb: v, Args: args, StateDir: filepath.Join(r.dir, work), CallerDir: r.dir,
 		Bootstrap: r.boot, AllowLost: r.allowLost, ReclaimOwnLock: r.reclaim, Fault: r.fault, Wait: 20 * time.Second,
 		Executable: []string{self}, Engine: r.find, Environ: append(os.Environ(), asRun+"=1"),
@@ -223,6 +225,10 @@ func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answe
 			},
 		},
 	}
+	if r.configure != nil {
+		r.configure(&cfg)
+	}
+	return cfg
 }
 
 func (r *rig) want(code int, verb string, args ...string) outcome {

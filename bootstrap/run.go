@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,6 +56,13 @@ func Run(ctx context.Context, cfg Config) (code int, err error) {
 	}()
 	if err := s.open(ctx); err != nil {
 		return tfhosts.ExitCodeOf(err), err
+	}
+	if err := s.choose(); err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	if s.nothing {
+		s.notice("no node failed in its last deploy: nothing to do")
+		return tfhosts.ExitOK, nil
 	}
 	if s.Verb.Name == "validate" { // looks at the graph alone, so it works without a backend
 		return s.onLocal(ctx)
@@ -109,7 +117,7 @@ func (s *session) destroysBackend() bool {
 		return false
 	}
 	targeted := false
-	for _, flag := range s.args.flags {
+	for _, flag := range slices.Concat(s.limits, s.args.flags) {
 		address, ok := strings.CutPrefix(flag, "-target=")
 		if !ok {
 			if strings.HasPrefix(flag, "-target-file=") {
@@ -199,7 +207,7 @@ func (s *session) watchInterrupt() (stop func()) {
 
 // plan shows what an apply would do. tofu's output is the answer.
 func (s *session) plan(ctx context.Context) (int, error) {
-	args := s.planArgs(s.args.out, nil)
+	args := s.planArgs(s.args.out, s.limits)
 	if s.args.detailedExitcode {
 		args = append(args, "-detailed-exitcode")
 	}
@@ -238,7 +246,7 @@ func (s *session) other(ctx context.Context) (int, error) {
 	args := append([]string{}, s.Verb.Tofu...)
 	switch s.Verb.Name {
 	case "refresh":
-		args = append(args, "-input=false", s.args.lockTimeout, s.args.parallelism)
+		args = append(append(args, "-input=false", s.args.lockTimeout, s.args.parallelism), s.limits...)
 	case "import":
 		args = append(args, "-input=false", s.args.lockTimeout)
 	case "taint", "untaint", "state-rm", "state-mv", "state-push":

@@ -68,6 +68,7 @@ type session struct {
 	built   map[string]Built // by identity, set before the apply
 	// changes are those of cycle 1, for the one table at the end.
 	changes []tofu.NodeChange
+	selection
 	// targets are the -target flags of cycle 1.
 	targets []string
 	// checkMigrated: cycle 1 ended with an empty plan, so the plan on the
@@ -92,6 +93,9 @@ func (s *session) open(ctx context.Context) error {
 		return err
 	}
 	s.args.addresses(s.Verb, s.Setup.Nodes)
+	if _, err := s.checkSelection(s.args); err != nil {
+		return err
+	}
 	if s.info, err = thisRun(s.id); err != nil {
 		return err
 	}

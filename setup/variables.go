@@ -19,6 +19,8 @@ type Variable struct {
 	Key string
 	// Bool: only 1 means set, and the flag takes no value.
 	Bool bool
+	// List: patterns of Select, parted by commas; the flag may be repeated.
+	List bool
 	// Secret: the value is never shown, and the flag takes the name of a file
 	// that holds it, since a command line can be read by every local user.
 	Secret bool
@@ -57,6 +59,7 @@ func Variables() []Variable {
 		{Name: "BOOTSTRAP_ALLOW_LOST_STATE", Flag: "allow-lost-state", Bool: true, Doc: "give a lost state up and go on; what is known of it is archived"},
 		{Name: "TF_RECLAIM_OWN_LOCK", Flag: "reclaim-own-lock", Bool: true, Doc: "release the lock that a dead run of this user on this machine left"},
 		{Name: "BOOTSTRAP_STATE_DIR", Flag: "state-dir", Default: "$XDG_STATE_HOME/tf-hosts", Doc: "parent of the working dirs"},
+		{Name: "TF_HOSTS_ON", Flag: "on", List: true, Doc: "nodes to limit the verb to: names, globs, @tags, each after ! to leave out, parted by commas"},
 		{Name: "DEPLOYMENT", Flag: "deployment", Doc: "submission that turns nodes off: the path of a JSON file, or a JSON object itself; see published_names_expr"},
 		{Name: "TF_HOSTS_ALLOW_EMPTY", Flag: "allow-empty", Bool: true, Doc: "let a submission turn off every node"},
 		{Name: "NO_COLOR", Flag: "no-color", Bool: true, Doc: "no colours; as everywhere, any value counts"},

@@ -36,6 +36,8 @@ VERB --help tells the flags of tf-hosts, VERB -help those of OpenTofu.`,
 			root.PersistentFlags().Bool(v.Flag, false, flagDoc(v))
 		case v.Secret:
 			root.PersistentFlags().String(v.Flag, "", "file that holds the "+flagDoc(v))
+		case v.List:
+			root.PersistentFlags().Var(&listFlag{}, v.Flag, flagDoc(v))
 		default:
 			root.PersistentFlags().String(v.Flag, "", flagDoc(v))
 		}

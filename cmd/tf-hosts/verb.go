@@ -9,16 +9,33 @@ import (
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/bootstrap"
 	"fediversity.eu/tf-hosts/internal/tofu"
+	"fediversity.eu/tf-hosts/setup"
 )
 
 type verbOptions struct {
-	ask bool
+	ask, onFailed bool
 }
 
 func (o *verbOptions) addFlags(c *cobra.Command, verb tfhosts.Verb) {
 	if verb.Name == "apply" {
 		c.Flags().BoolVar(&o.ask, "ask", false, "show the plan and ask before it is applied")
 	}
+	if verb.Name == "apply" || verb.Name == "plan" {
+		c.Flags().BoolVar(&o.onFailed, "on-failed", false, "limit the verb to the nodes whose last deploy failed")
+	}
+}
+
+// listFlag is a flag whose values gather, parted by commas.
+type listFlag struct{ text string }
+
+func (l *listFlag) String() string { return l.text }
+func (l *listFlag) Type() string   { return "patterns" }
+func (l *listFlag) Set(value string) error {
+	if l.text != "" {
+		value = l.text + "," + value
+	}
+	l.text = value
+	return nil
 }
 
 func newVerbCommand(p *program, verb tfhosts.Verb) *cobra.Command {
@@ -57,7 +74,10 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 
 // forVerb makes cfg that of one verb.
 func (p *program) forVerb(cfg *bootstrap.Config, opts *verbOptions, verb tfhosts.Verb, args []string) {
-	cfg.Verb, cfg.Args = verb, args
+	cfg.Verb, cfg.Args, cfg.OnFailed = verb, args, opts.onFailed
+	if on := p.environment().Value("TF_HOSTS_ON"); on != "" && verb.Selects {
+		cfg.On = []string{on}
+	}
 	if verb.Name == "apply" || verb.Name == "destroy" {
 		cfg.Color = p.colored(p.stderr)
 	}
@@ -102,6 +122,9 @@ func (p *program) wrapperConfig() (bootstrap.Config, *worker, error) {
 		if *to, err = p.environment().Bool(name); err != nil {
 			return cfg, nil, tfhosts.WithExit(tfhosts.ExitUsage, "unset it, or set it to 1", err)
 		}
+	}
+	if on, from := p.environment().Lookup("TF_HOSTS_ON"); from == setup.FromFlag {
+		cfg.On = []string{on} // a verb that does not take it refuses it
 	}
 	cfg.SelfBackend = cfg.SelfBackend || s.Bootstrap
 	if cfg.Bootstrap && !cfg.SelfBackend {
