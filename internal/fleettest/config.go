@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 )
@@ -34,6 +35,9 @@ type HostConfig struct {
 	// StoreMiB, when not 0, puts /nix/store on a file system of that size, for
 	// tests of a full disk. The base system takes less than 1 MiB of it.
 	StoreMiB int
+	// Delay is how long a frame takes to the host, and again from it: half of a
+	// round trip.
+	Delay time.Duration
 	// NetAdmin lets the host change its own network (CAP_NET_ADMIN).
 	NetAdmin bool
 	// RSAHostKey adds an RSA host key to the ed25519 and ECDSA ones.

@@ -169,6 +169,11 @@ func (f *Fleet) Close() error {
 		h.end()
 	}
 	f.wg.Wait()
+	for _, h := range f.Hosts {
+		if h.delay != nil {
+			_ = h.delay.close() // its links go away with it
+		}
+	}
 	f.mu.Lock()
 	r := f.record
 	f.mu.Unlock()

@@ -2,6 +2,7 @@ package fleettest_test
 
 import (
 	"context"
+	"net"
 	"os/exec"
 	"strings"
 	"testing"
@@ -162,4 +163,23 @@ func TestTwentyHosts(t *testing.T) {
 			t.Errorf("hostname of %q = %q, %v", h.Name, out, err)
 		}
 	}
+}
+
+// The delay is on the way there and back, and costs no throughput.
+func TestDelay(t *testing.T) {
+	f := fleettest.New(t, fleettest.Config{Hosts: []fleettest.HostConfig{{Delay: 25 * time.Millisecond}}})
+	roundTrip := time.Hour
+	for range 5 {
+		begin := time.Now()
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(f.Hosts[0].Addr(), "22"), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		roundTrip = min(roundTrip, time.Since(begin))
+		_ = conn.Close()
+	}
+	if roundTrip < 50*time.Millisecond {
+		t.Errorf("a handshake took %v, want at least the 50 ms of the round trip", roundTrip)
+	}
+	t.Logf("a handshake took %v", roundTrip)
 }

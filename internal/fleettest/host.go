@@ -37,10 +37,11 @@ type Host struct {
 	init    int           // pid of the host's first process, seen from here
 	boots   int
 	closing bool
+	delay   *delayLine
 }
 
 func newHost(f *Fleet, i int, cfg HostConfig) *Host {
-	return &Host{
+	h := &Host{
 		Name: cfg.Name, fleet: f, cfg: cfg, index: i, dir: filepath.Join(f.dir, cfg.Name),
 		net: hostRecord{
 			Netns:  fmt.Sprintf("%s-%d", f.bridge, i+1),
@@ -48,6 +49,10 @@ func newHost(f *Fleet, i int, cfg HostConfig) *Host {
 			Cgroup: fmt.Sprintf("tf-hosts-%s-%d", f.bridge, i+1),
 		},
 	}
+	if cfg.Delay > 0 {
+		h.net.Bridge = fmt.Sprintf("d%s-%d", f.bridge, i+1)
+	}
+	return h
 }
 
 // Addr is the host's IPv4 address; sshd listens on port 22.
@@ -98,11 +103,15 @@ func (h *Host) create(ctx context.Context) error {
 	if err := h.makeStore(ctx); err != nil {
 		return err
 	}
+	bridge, err := h.makeDelay(ctx)
+	if err != nil {
+		return err
+	}
 	ns, link := h.net.Netns, h.net.Link
 	for _, argv := range [][]string{
 		{"ip", "netns", "add", ns},
 		{"ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", ns},
-		{"ip", "link", "set", link, "master", h.fleet.bridge, "up"},
+		{"ip", "link", "set", link, "master", bridge, "up"},
 		{"ip", "-n", ns, "link", "set", "lo", "up"},
 		{"ip", "-n", ns, "address", "add", h.Addr() + "/24", "dev", "eth0"},
 	} {
@@ -114,6 +123,27 @@ func (h *Host) create(ctx context.Context) error {
 		return err
 	}
 	return h.addUsers(ctx)
+}
+
+// makeDelay gives the bridge that the host's link belongs to.
+func (h *Host) makeDelay(ctx context.Context) (string, error) {
+	bridge := h.net.Bridge
+	if bridge == "" {
+		return h.fleet.bridge, nil
+	}
+	// Without an address of its own a bridge takes that of its newest port, and
+	// tables elsewhere go stale.
+	mac := fmt.Sprintf("02:77:01:%02x:%02x:01", h.fleet.subnet, h.index+1)
+	if _, err := command(ctx, "ip", "link", "add", bridge, "address", mac, "type", "bridge"); err != nil {
+		return "", err
+	}
+	if _, err := command(ctx, "ip", "link", "set", bridge, "up"); err != nil {
+		return "", err
+	}
+	taps := [2]string{"a" + bridge, "b" + bridge}
+	line, err := startDelay(ctx, h.cfg.Delay, [2]string{h.fleet.bridge, bridge}, taps)
+	h.delay = line
+	return bridge, err
 }
 
 // writeFiles fills the upper layer with what is the host's own.

@@ -55,8 +55,10 @@ type record struct {
 }
 
 type hostRecord struct {
-	Netns  string `json:"netns"`
-	Link   string `json:"link"`
+	Netns string `json:"netns"`
+	Link  string `json:"link"`
+	// Bridge is the host's own, behind a delay; empty without one.
+	Bridge string `json:"bridge,omitempty"`
 	Cgroup string `json:"cgroup"`
 	// Processes are nspawn and the host's first process, of the boot that runs.
 	Processes []process `json:"processes,omitempty"`
@@ -169,8 +171,11 @@ func (r record) teardown(ctx context.Context) error {
 				errs = append(errs, err)
 			}
 		}
-		if exists(filepath.Join("/sys/class/net", h.Link)) {
-			if _, err := command(ctx, "ip", "link", "delete", h.Link); err != nil && exists(filepath.Join("/sys/class/net", h.Link)) {
+		for _, link := range []string{h.Link, h.Bridge} {
+			if link == "" || !exists(filepath.Join("/sys/class/net", link)) {
+				continue
+			}
+			if _, err := command(ctx, "ip", "link", "delete", link); err != nil && exists(filepath.Join("/sys/class/net", link)) {
 				errs = append(errs, err)
 			}
 		}
