@@ -17,7 +17,7 @@ import (
 
 // bed is a runner with one host of a fleet.
 type bed struct {
-	t     *testing.T
+	t     testing.TB
 	fleet *fleettest.Fleet
 	host  *fleettest.Host
 	cfg   runner.Config
@@ -26,7 +26,7 @@ type bed struct {
 	events []tfhosts.Event
 }
 
-func newBed(t *testing.T, host fleettest.HostConfig) *bed {
+func newBed(t testing.TB, host fleettest.HostConfig) *bed {
 	t.Helper()
 	fleettest.Require(t)
 	for _, kv := range fleettest.NixEnv() {
@@ -127,6 +127,17 @@ func (b *bed) shell(script string) string {
 		b.t.Fatal(err)
 	}
 	return strings.TrimSpace(out)
+}
+
+// forget takes the host back to the system old, and the closure of out from it.
+func (b *bed) forget(old, out string) {
+	b.t.Helper()
+	b.shell(`nix-env -p /nix/var/nix/profiles/system --set ` + old + `
+		[ "$(readlink -f /run/current-system)" = ` + old + ` ] || ` + old + `/bin/switch-to-configuration switch
+		nix-env -p /nix/var/nix/profiles/system --delete-generations old
+		rm -rf /nix/var/nix/gcroots/tf-hosts
+		nix-store --delete $(nix-store --query --requisites ` + out + `) 2>/dev/null || true
+		! nix-store --check-validity ` + out + ` 2>/dev/null`)
 }
 
 // ops are the operations of the events so far, each once in a row.

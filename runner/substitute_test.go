@@ -30,8 +30,7 @@ func TestSubstitute(t *testing.T) {
 	}
 
 	// Back, so that everything is missing again.
-	b.shell("nix-env -p /nix/var/nix/profiles/system --set " + old + "; " + old + "/bin/switch-to-configuration switch; nix-env -p /nix/var/nix/profiles/system --delete-generations old; " +
-		"rm -rf /nix/var/nix/gcroots/tf-hosts; nix-store --delete $(nix-store --query --requisites " + c.Out + ") 2>/dev/null || true; ! nix-store --check-validity " + c.Out + " 2>/dev/null")
+	b.forget(old, c.Out)
 	sent = b.deploy(runner.Request{Built: c.Out, Settings: tfhosts.NodeSettings{Substitute: &no}})
 	b.want(sent, tfhosts.Deployed, c.Out, c.Out, c.Out)
 	if sent.BytesCopied < 600_000 {
