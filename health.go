@@ -1,5 +1,12 @@
 package tfhosts
 
+import (
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+)
+
 // When a health check is made.
 const (
 	HealthAfter  = "after"  // after the activation; the default
@@ -40,6 +47,8 @@ type HealthCheck struct {
 // HTTPCheck is one GET. Redirects are not followed.
 type HTTPCheck struct {
 	URL string `json:"url"`
+	// OrURL is asked when nothing answers at URL. No setup names it.
+	OrURL string `json:"-"`
 	// Status are the good codes; empty: 200 to 399.
 	Status []int `json:"status,omitempty"`
 	// Contains must be in the first MiB of the body; empty: any body.
@@ -59,4 +68,45 @@ type HealthResult struct {
 	Message string  `json:"message,omitempty"`
 	Tries   int     `json:"tries"`
 	Seconds float64 `json:"seconds"`
+}
+
+// StateServerCheck is the name of the check that asks whether the self_backend
+// node serves the state after its own deploy. A check of this name in the setup
+// takes its place.
+const StateServerCheck = "state server"
+
+// DeploySettings are the settings of a node's deploy: its own, and for the node
+// that serves the state of this graph the question whether it still does.
+func (s *Setup) DeploySettings(name string) NodeSettings {
+	settings := s.Nodes[name].Runner
+	if s.Self == nil || s.Self.Node != name ||
+		slices.ContainsFunc(settings.Health, func(c HealthCheck) bool { return c.Name == StateServerCheck }) {
+		return settings
+	}
+	settings.Health = append(slices.Clone(settings.Health), s.stateServerCheck())
+	return settings
+}
+
+// stateServerCheck asks on the node: on its loopback, or where nothing listens
+// there at the node's own address. It shows no credentials and looks at no
+// certificate, so that any answer of a state server is good: the state, none
+// (404, or 204 as some servers have it), and the demand for credentials.
+func (s *Setup) stateServerCheck() HealthCheck {
+	at := func(host string) string {
+		u := url.URL{Scheme: s.Self.Scheme, Host: net.JoinHostPort(host, strconv.Itoa(s.Self.Port))}
+		if u.Scheme == "" {
+			u.Scheme = "http"
+		}
+		return u.String() + s.Self.Path // the path is escaped and may have a query
+	}
+	// A server that moves its data on a start takes its time: it has nearly all of
+	// what the host waits for the confirmation.
+	limits := s.Nodes[s.Self.Node].Runner.Limits
+	total := 80
+	if limits.Guard > 0 {
+		total = max(1, limits.Guard-10, limits.Guard/2)
+	}
+	return HealthCheck{Name: StateServerCheck, When: HealthAfter, Retries: &total, Interval: 1, Total: total, HTTP: &HTTPCheck{
+		URL: at("127.0.0.1"), OrURL: at(s.Nodes[s.Self.Node].Host), Status: []int{200, 204, 401, 404}, Insecure: true,
+	}}
 }

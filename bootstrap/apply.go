@@ -290,7 +290,7 @@ func (s *session) deployNode(ctx context.Context, node tfhosts.Node, drop <-chan
 	name, identity, built := s.nameOf(node)
 	node.ConfigIdentity = identity
 	verdict := s.Worker.Deploy(ctx, DeployRequest{
-		Name: name, Node: node, Settings: s.Setup.Nodes[name].Runner, Built: built, Drop: drop,
+		Name: name, Node: node, Settings: s.Setup.DeploySettings(name), Built: built, Drop: drop,
 	})
 	s.results.add(verdict)
 	return verdict

@@ -134,21 +134,30 @@ func askHTTP(from string, check tfhosts.HTTPCheck) (question, error) {
 			transport.Proxy = http.ProxyFromEnvironment
 		}
 		defer transport.CloseIdleConnections()
-		client := http.Client{
+		client := &http.Client{
 			Transport:     transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, check.URL, nil)
-		if err != nil {
-			return "", &givenUp{err: err}
-		}
-		resp, err := client.Do(req)
-		if err != nil {
+		resp, err := get(ctx, client, check.URL)
+		if err != nil && check.OrURL != "" && ctx.Err() == nil {
+			var orErr error
+			if resp, orErr = get(ctx, client, check.OrURL); orErr != nil {
+				return "", fmt.Errorf("%w; %w", err, orErr)
+			}
+		} else if err != nil {
 			return "", err
 		}
 		defer resp.Body.Close()
 		return resp.Status, judgeResponse(resp, check)
 	}, nil
+}
+
+func get(ctx context.Context, client *http.Client, address string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, &givenUp{err: err}
+	}
+	return client.Do(req)
 }
 
 func judgeResponse(resp *http.Response, check tfhosts.HTTPCheck) error {
