@@ -49,6 +49,15 @@ func wasSearched(runDir string) bool {
 	return err == nil
 }
 
+// unmark takes back the mark that a run got which waited for the lock: the run
+// before it took it for one that is over.
+func (s *session) unmark() error {
+	if err := os.Remove(filepath.Join(s.runDir, searched)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("taking the mark of a searched run back: %w", err)
+	}
+	return nil
+}
+
 // search keeps what a run that is over could not store, and marks the run.
 func (s *session) search(runDir, run string) error {
 	if err := s.keepErrored(runDir, run); err != nil {

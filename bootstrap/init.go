@@ -76,13 +76,17 @@ func (s *session) copyInit(cached, data string) error {
 	return nil
 }
 
+// initTemp begins the name of a folder that is not published yet: the run's ID
+// follows.
+const initTemp = ".tmp-"
+
 // keepInit publishes a finished init under its hash. Another run may have been
 // first: then its copy is as good.
 func (s *session) keepInit(data, cached string) error {
 	if err := s.fault("init.keep"); err != nil {
 		return err
 	}
-	temp, err := os.MkdirTemp(filepath.Dir(cached), ".tmp-")
+	temp, err := os.MkdirTemp(filepath.Dir(cached), initTemp+s.id+"-")
 	if err != nil {
 		return fmt.Errorf("keeping what init made: %w", err)
 	}
@@ -94,6 +98,15 @@ func (s *session) keepInit(data, cached string) error {
 		if err := os.WriteFile(filepath.Join(temp, lockFile), lock, 0o600); err != nil {
 			return fmt.Errorf("keeping what init made: %w", err)
 		}
+	}
+	if err := s.fault("init.sync"); err != nil {
+		return err
+	}
+	if err := durable.SyncTree(temp); err != nil { // an empty file would break every later run
+		return fmt.Errorf("keeping what init made: %w", err)
+	}
+	if err := s.fault("init.rename"); err != nil {
+		return err
 	}
 	if err := os.Rename(temp, cached); err != nil && !errors.Is(err, fs.ErrExist) && !isNotEmpty(err) {
 		return fmt.Errorf("keeping what init made: %w", err)

@@ -66,6 +66,8 @@ type StateRef struct {
 // the next run finds the living tofu and serves it on the same port.
 type RunRef struct {
 	relay.RunInfo
+	// Engine is the executable of its tofu, without symbolic links.
+	Engine string `json:"engine,omitempty"`
 	// Port, Username and Password are those of the relay on loopback.
 	Port     int    `json:"port,omitempty"`
 	Username string `json:"username,omitempty"`

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
@@ -114,8 +115,10 @@ func processLives(pid int, start uint64) bool {
 	return err == nil && got == start && !isZombie(string(stat))
 }
 
-// tofuOf finds the living tofu of an earlier run by its working folder. 0 is none.
-func tofuOf(runDir string) (int, error) {
+// tofuOf finds the living tofu of an earlier run by its working folder and its
+// executable: the engine that the run named, or one with the name of an engine,
+// since the named one may be a wrapper that executes another. 0 is none.
+func tofuOf(runDir, engine string) (int, error) {
 	procs, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0, fmt.Errorf("looking for a living tofu: %w", err)
@@ -137,8 +140,9 @@ func tofuOf(runDir string) (int, error) {
 			continue // gone, or another user's
 		}
 		exe, err := os.Readlink(filepath.Join("/proc", p.Name(), "exe"))
-		if err != nil || !tofu.IsEngine(exe) {
-			continue // a provisioner
+		exe = strings.TrimSuffix(exe, " (deleted)") // upgraded meanwhile
+		if err != nil || (engine == "" || exe != engine) && !tofu.IsEngine(exe) {
+			continue // a provisioner, or a plugin
 		}
 		return pid, nil
 	}
@@ -156,7 +160,7 @@ func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 	if wasSearched(dir) { // it ended in order
 		return false, nil
 	}
-	pid, err := tofuOf(dir)
+	pid, err := tofuOf(dir, run.Engine)
 	if err != nil || pid == 0 {
 		return false, err
 	}
@@ -204,7 +208,7 @@ func (s *session) serveUntilEnd(ctx context.Context, upstream relay.Upstream, ru
 			}
 		}
 		<-tick.C
-		if pid, err = tofuOf(dir); err != nil {
+		if pid, err = tofuOf(dir, run.Engine); err != nil {
 			return err
 		}
 	}

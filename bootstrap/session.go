@@ -104,6 +104,9 @@ func (s *session) open(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := s.writeRunNote(); err != nil {
+		return err
+	}
 	if s.Verb.Writes {
 		h := holder{Run: s.id, Who: client.Who(), Verb: s.Verb.Name, PID: os.Getpid(), Started: s.started}
 		waiting, stop := s.untilInterrupt(ctx)
@@ -112,10 +115,18 @@ func (s *session) open(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if err := s.unmark(); err != nil {
+			return err
+		}
 		for _, dir := range []string{s.workDir, s.journalDir(), s.salvageDir()} {
 			if err := durable.Sweep(dir); err != nil {
 				return err
 			}
+		}
+	}
+	if s.lock == nil { // the others do it when they have looked for states to salvage
+		if err := s.tidy(); err != nil {
+			return err
 		}
 	}
 	if err := s.checkPlain(); err != nil {
@@ -284,7 +295,7 @@ func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind 
 		return endpoint, nil
 	}
 	s.ledger.Run = &RunRef{
-		RunInfo: s.info, Port: endpoint.Port, Username: endpoint.Username, Password: endpoint.Password, Upstream: kind,
+		RunInfo: s.info, Engine: s.engine.Resolved, Port: endpoint.Port, Username: endpoint.Username, Password: endpoint.Password, Upstream: kind,
 	}
 	return endpoint, s.writeLedger()
 }

@@ -214,7 +214,7 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	if err := s.collectSalvage(); err != nil {
 		return sit, err
 	}
-	if err := sweepRuns(s.workDir, s.started); err != nil {
+	if err := s.tidy(); err != nil {
 		return sit, err
 	}
 	onFile := s.worksOnFile(sit)

@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -57,11 +55,13 @@ func MakePrivate(dir string) error {
 	return nil
 }
 
+const runStamp = "20060102T150405Z"
+
 // newRunID is sortable by time and unique.
 func newRunID(now time.Time) string {
 	var b [4]byte
 	rand.Read(b[:])
-	return now.UTC().Format("20060102T150405Z") + "-" + hex.EncodeToString(b[:])
+	return now.UTC().Format(runStamp) + "-" + hex.EncodeToString(b[:])
 }
 
 // holder is what the lock file says about the run that holds it.
@@ -113,31 +113,4 @@ func readHolder(path string) string {
 		return "another run of tf-hosts"
 	}
 	return fmt.Sprintf("%s of %s (pid %d, since %s)", h.Verb, h.Who, h.PID, h.Started.Local().Format(time.DateTime))
-}
-
-// sweepRuns removes the folders of old runs. One that holds a state which was
-// not stored is never removed.
-func sweepRuns(dir string, now time.Time) error {
-	entries, err := os.ReadDir(filepath.Join(dir, "runs"))
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return fmt.Errorf("sweeping old runs: %w", err)
-	}
-	for _, e := range entries {
-		stamp, _, _ := strings.Cut(e.Name(), "-")
-		started, err := time.Parse("20060102T150405Z", stamp)
-		if err != nil || now.Sub(started) < runsKept {
-			continue
-		}
-		path := filepath.Join(dir, "runs", e.Name())
-		if _, err := os.Stat(filepath.Join(path, erroredState)); err == nil {
-			continue
-		}
-		if err := os.RemoveAll(path); err != nil {
-			return fmt.Errorf("sweeping old runs: %w", err)
-		}
-	}
-	return nil
 }

@@ -79,6 +79,25 @@ func SyncDir(dir string) error {
 	return nil
 }
 
+// SyncTree makes a whole folder durable, files and names, before it is renamed
+// into its place. Symbolic links are names alone.
+func SyncTree(dir string) error {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() && !d.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f.Sync(), f.Close())
+	})
+	if err != nil {
+		return fmt.Errorf("syncing folder %q: %w", dir, err)
+	}
+	return nil
+}
+
 // MkdirAll makes dir and its missing parents with the permissions perm and
 // syncs the folder of each one made.
 func MkdirAll(dir string, perm os.FileMode) error {

@@ -30,6 +30,9 @@ var ErrNoEngine = errors.New("no usable OpenTofu")
 type Engine struct {
 	// Path is absolute.
 	Path string
+	// Resolved is Path without symbolic links: what /proc/PID/exe shows, unless
+	// it is a wrapper.
+	Resolved string
 	// Fingerprint changes when the executable does: path, size and time.
 	Fingerprint string
 }
@@ -103,13 +106,17 @@ func newEngine(path string) (*Engine, error) {
 	}
 	return &Engine{
 		Path:        path,
+		Resolved:    resolved,
 		Fingerprint: fmt.Sprintf("%s %d %d", resolved, info.Size(), info.ModTime().UnixNano()),
 	}, nil
 }
 
-// IsEngine says whether an executable is one, by its name.
+// IsEngine says whether an executable is one, by its name. A plugin is none.
 func IsEngine(path string) bool {
 	base := strings.TrimPrefix(filepath.Base(path), ".") // Nix wraps programs as .NAME-wrapped
+	if strings.HasPrefix(base, "terraform-p") {          // terraform-provider-…, terraform-provisioner-…
+		return false
+	}
 	return strings.HasPrefix(base, "tofu") || strings.HasPrefix(base, "terraform")
 }
 
