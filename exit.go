@@ -6,7 +6,7 @@ import "errors"
 const (
 	ExitOK          = 0
 	ExitFailed      = 1
-	ExitChanges     = 2 // -detailed-exitcode with changes; BOOTSTRAP=1 with a verb
+	ExitChanges     = 2 // -detailed-exitcode with changes; BOOTSTRAP=1 or TF_VERB against the verb
 	ExitLostState   = 3
 	ExitLocked      = 4
 	ExitUnreachable = 5 // the backend, not a node

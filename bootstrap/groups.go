@@ -61,6 +61,9 @@ func RunAll(ctx context.Context, cfg Config, opts AllOptions) (int, error) {
 	if err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
+	if err := cfg.askOnce(all, opts); err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
 	for _, stage := range stages(all, &cfg) {
 		cfg.runStage(ctx, stage, opts)
 		if cause := stopping(stage); cause != nil {
@@ -223,6 +226,32 @@ func (c *Config) newGraph(group string, opts AllOptions, shared *slots) (*graph,
 	return g, nil
 }
 
+// askOnce asks once for a destroy of several groups, before the first of them
+// plans: one that is destroyed last must not be declined when the others are
+// gone. With one group named its plan is shown and asked about, as without "all".
+func (c *Config) askOnce(all []*graph, opts AllOptions) error {
+	if c.Ask == nil || c.Verb.Name != "destroy" || len(opts.Groups) == 1 || len(all) == 0 {
+		return nil
+	}
+	args, err := parseArguments(c.Verb, c.Args, c.CallerDir, 0)
+	if err != nil || args.autoApprove {
+		return err
+	}
+	var names []string
+	for _, g := range all {
+		g.cfg.Ask = nil
+		names = append(names, g.group)
+	}
+	ok, err := c.Ask(fmt.Sprintf(`destroy what "all plan -destroy" shows, in the groups %s?`, strings.Join(names, ", ")))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return ErrDeclined
+	}
+	return nil
+}
+
 // stages says which groups run at the same time.
 func stages(all []*graph, c *Config) [][]*graph {
 	var self, others []*graph
@@ -327,53 +356,6 @@ func oneAtATime(ask func(string) (bool, error)) func(string) (bool, error) {
 		defer mu.Unlock()
 		return ask(question)
 	}
-}
-
-// maxEvaluations bounds the evaluations of all groups together: each may take
-// more than a gigabyte.
-const maxEvaluations = 2
-
-// slots are the limits that groups share.
-type slots struct {
-	deploys, evaluations chan struct{}
-	interrupt            <-chan struct{}
-}
-
-func newSlots(deploys int, interrupt <-chan struct{}) *slots {
-	return &slots{
-		deploys: make(chan struct{}, deploys), evaluations: make(chan struct{}, maxEvaluations), interrupt: interrupt,
-	}
-}
-
-// limit makes a worker wait for a slot.
-func (s *slots) limit(w Worker) Worker {
-	identity, deploy := w.Identity, w.Deploy
-	w.Identity = func(ctx context.Context, node, conf, given string) (string, error) {
-		select {
-		case s.evaluations <- struct{}{}:
-			defer func() { <-s.evaluations }()
-			return identity(ctx, node, conf, given)
-		case <-ctx.Done():
-			return "", context.Cause(ctx)
-		}
-	}
-	w.Deploy = func(ctx context.Context, req DeployRequest) tfhosts.Verdict {
-		select {
-		case s.deploys <- struct{}{}:
-			defer func() { <-s.deploys }()
-		case <-req.Drop:
-			return droppedVerdict(req.Name)
-		case <-ctx.Done():
-			return droppedVerdict(req.Name)
-		}
-		select {
-		case <-s.interrupt: // the slot came from a deploy that was interrupted, too
-			return droppedVerdict(req.Name)
-		default:
-			return deploy(ctx, req)
-		}
-	}
-	return w
 }
 
 // verdictsOf merges the verdicts of all groups: a node is in one of them.

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -392,6 +394,50 @@ func TestAllBootstrapAndDestroyOrder(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(dir(group), "terraform.tfstate")); (err == nil) != detached {
 			t.Errorf("local state of the group %q after the destroy: %v, want it: %v", group, err, detached)
 		}
+	}
+}
+
+func TestAllDestroyAsksOnce(t *testing.T) {
+	r := newGroupRig(t)
+	r.wantAll(0, "apply")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	verb, _ := tfhosts.LookupVerb("destroy")
+	var questions []string
+	run := func(yes bool, opts AllOptions, args ...string) error {
+		questions = nil
+		cfg := r.config(self, verb, nil, io.Discard, io.Discard, args)
+		cfg.Ask = func(question string) (bool, error) {
+			questions = append(questions, question)
+			return yes, nil
+		}
+		_, err := RunAll(context.Background(), cfg, opts)
+		return err
+	}
+	held := func() int {
+		n := 0
+		for line := range strings.Lines(r.wantAll(0, "state-list").answer) {
+			n += strings.Count(line, "terraform_data.nixos")
+		}
+		return n
+	}
+	if err := run(false, AllOptions{}); !errors.Is(err, ErrDeclined) || held() != 6 {
+		t.Errorf("declined: %v, %d nodes are left, want all six", err, held())
+	}
+	if len(questions) != 1 || !strings.Contains(questions[0], "in the groups g0, g1, g2?") {
+		t.Errorf("questions: %q, want one that names the groups", questions)
+	}
+	// One group's own plan is asked about.
+	if err := run(false, AllOptions{Groups: []string{"g1"}}); !errors.Is(err, ErrDeclined) || len(questions) != 1 || !strings.HasPrefix(questions[0], "[g1] destroy as planned above") {
+		t.Errorf("--group g1: %v, questions %q", err, questions)
+	}
+	if err := run(true, AllOptions{Groups: []string{"g1", "g2"}}); err != nil || len(questions) != 1 || held() != 2 {
+		t.Errorf("two groups: %v, questions %q, %d nodes are left, want the two of g0", err, questions, held())
+	}
+	if err := run(false, AllOptions{}, "-auto-approve"); err != nil || len(questions) != 0 || held() != 0 {
+		t.Errorf("-auto-approve: %v, questions %q, %d nodes are left", err, questions, held())
 	}
 }
 

@@ -32,7 +32,8 @@ Every node must have a group. An address is used either by all or without it.
 
 Running deploys share one limit, runner.parallelism or -parallelism. With
 BOOTSTRAP=1 the group of the self_backend node runs first and alone; a destroy
-runs it last. There is one verdict table at the end, and the exit code is that
+runs it last, and a destroy at a terminal is asked about once, before any group
+begins. There is one verdict table at the end, and the exit code is that
 of the group that ended worst.
 
 A node's name as the argument of a verb runs it in the group of that node. What
