@@ -21,6 +21,8 @@ type outcome struct {
 	// state is "alive", "ended", "gone" (ended without a verdict) or "none" (no
 	// record).
 	state string
+	// phase is how far the record came; see activate.sh.
+	phase string
 	// word is the verdict's first word, reason the rest.
 	word, reason string
 	// code is the exit code of the switch, -1 when it did not end.
@@ -30,25 +32,39 @@ type outcome struct {
 	log     []string
 }
 
-// activate starts the switch on the host and waits for its end. The plain form:
-// the profile is set, then the system is switched to; when that fails the host
-// itself goes back to what it recorded. What an end of the connection, of this
-// process or of the unit leaves behind is settled on the host.
+// activate starts the switch on the host and waits for its end.
 //
-// The guarded form, which waits for a confirmation before the profile is set,
-// takes this place for hosts with guard on.
+// With a guard the new system runs as a trial first: only when this process gets
+// in again over a new connection, and the health checks pass, does it become the
+// profile and the boot default. Without a confirmation in time the host itself
+// goes back to what it recorded, and so it does when anything fails, in the plain
+// form too. What an end of the connection, of this process or of the unit leaves
+// behind is settled on the host.
 func (d *deploy) activate(ctx context.Context) error {
 	d.outcome = outcome{record: d.newRecord(), code: -1}
 	if err := d.step(ctx, "activate.start", "activate", d.limits.command, d.start); err != nil {
 		return err
 	}
 	// The switch, the way back, and what surrounds them.
-	limit := d.limits.command + 3*d.limits.activate + 2*d.limits.connect
+	limit := d.lockWait() + 3*d.limits.activate + 2*d.limits.connect
 	if err := d.step(ctx, "activate.wait", "activate", limit, d.wait); err != nil {
 		return err
 	}
+	if d.outcome.state == "alive" {
+		if err := d.confirmed(ctx); err != nil {
+			return err
+		}
+	}
 	return d.outcomeError(ctx)
 }
+
+// guarded says whether the host waits for a confirmation. A system that is only
+// to be booted changes nothing that could lock us out.
+func (d *deploy) guarded() bool { return d.req.Settings.Guarded() && d.goal() == "switch" }
+
+// lockWait is how long the host waits for another activation: what a killed
+// deployer started ends with its guard.
+func (d *deploy) lockWait() time.Duration { return d.limits.command + d.limits.guard }
 
 func (d *deploy) policy() string {
 	switch p := d.req.Settings.OnDegraded; p {
@@ -60,8 +76,6 @@ func (d *deploy) policy() string {
 
 // start is the point of no return: what is dropped before it leaves the host as
 // it was.
-//
-// It waits for another activation on the same host as long as for any command.
 func (d *deploy) start(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -70,10 +84,14 @@ func (d *deploy) start(ctx context.Context) error {
 	d.verdict.Unit = "tf-hosts-" + d.outcome.record + ".service"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.limits.command)
 	defer cancel()
+	guard := "0"
+	if d.guarded() {
+		guard = seconds(d.limits.guard)
+	}
 	res, err := d.script(ctx, startScript, activateScript,
-		d.outcome.record, d.system, d.goal(),
-		d.limitSeconds(), d.policy(),
-		strconv.Itoa(int(d.limits.command.Seconds())), d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
+		d.outcome.record, d.system, d.goal(), seconds(d.limits.activate),
+		d.policy(), d.req.Settings.OnInhibitor, guard, seconds(d.lockWait()),
+		d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
 	if err != nil {
 		return err
 	}
@@ -90,15 +108,23 @@ func (d *deploy) start(ctx context.Context) error {
 // pollSeconds is how long one question for the verdict waits on the host.
 const pollSeconds = 5
 
-func (d *deploy) wait(ctx context.Context) error {
+// wait returns when the record has its verdict, or when the host waits for the
+// confirmation: then the outcome's state is "alive".
+func (d *deploy) wait(ctx context.Context) error { return d.waitFor(ctx, "confirm") }
+
+// waitFor waits for the verdict, or for the phase where it is not empty.
+func (d *deploy) waitFor(ctx context.Context, phase string) error {
 	settled := false
 	for {
-		err := d.poll(ctx)
+		err := d.poll(ctx, phase)
 		if err != nil {
 			return err
 		}
 		switch d.outcome.state {
 		case "alive":
+			if phase != "" && d.outcome.phase == phase {
+				return nil
+			}
 		case "gone":
 			// The unit was killed, or the host went down under it.
 			if settled {
@@ -116,7 +142,7 @@ func (d *deploy) wait(ctx context.Context) error {
 // settle has the host end a record without a verdict. It is false while the host
 // is shutting down; then it waits a second.
 func (d *deploy) settle(ctx context.Context) (bool, error) {
-	res, err := d.script(ctx, settleScript, nil, d.outcome.record, d.limitSeconds())
+	res, err := d.script(ctx, settleScript, nil, d.outcome.record)
 	if err != nil || res.Code != 75 {
 		return true, err
 	}
@@ -128,10 +154,10 @@ func (d *deploy) settle(ctx context.Context) (bool, error) {
 	}
 }
 
-func (d *deploy) limitSeconds() string { return strconv.Itoa(int(d.limits.activate.Seconds())) }
+func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) }
 
-func (d *deploy) poll(ctx context.Context) error {
-	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)))
+func (d *deploy) poll(ctx context.Context, phase string) error {
+	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)), phase)
 	if err != nil {
 		return err
 	}
@@ -155,6 +181,8 @@ func (o *outcome) read(text string) ([]string, error) {
 		switch key {
 		case "state":
 			next.state = value
+		case "phase":
+			next.phase = value
 		case "code":
 			if n, err := strconv.Atoi(value); err == nil {
 				next.code = n
@@ -188,10 +216,16 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 	switch o.word {
 	case "deployed", "degraded":
 		return nil
+	case "reboot_pending":
+		d.bootOnly = true
+		return nil
 	case "rolled_back":
 		f.status = tfhosts.RolledBack
 		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
-		f.hint = "mend the system and apply again; what the host says: " + d.sshRoot("journalctl --boot --priority=warning --lines=50")
+		f.hint = d.unhealthyHint
+		if f.hint == "" {
+			f.hint = "mend the system and apply again; what the host says: " + d.sshRoot("journalctl --boot --priority=warning --lines=50")
+		}
 	case "rollback_failed":
 		f.status = tfhosts.RollbackFailed
 		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(d.first.running))
@@ -212,6 +246,11 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 		f.status = tfhosts.RollbackFailed
 		f.err = errors.New("the activation ended without a result")
 		f.hint = seeLog
+	}
+	if o.state == "none" {
+		f.status = tfhosts.Timeout
+		f.err = errors.New("how the activation ended was not seen: a later run has read its record")
+		f.hint = "see what the host runs: " + d.ssh("readlink -f /run/current-system /nix/var/nix/profiles/system")
 	}
 	if o.word != "" {
 		d.release(ctx, false)

@@ -22,6 +22,9 @@ func TestPreSwitchCheck(t *testing.T) {
 	}})
 	b.want(b.deploy(runner.Request{Built: refusing.Out}), tfhosts.CheckRefused, old, old, old)
 
+	v := b.deploy(runner.Request{Built: refusing.Out, Settings: tfhosts.NodeSettings{OnInhibitor: "boot"}})
+	b.want(v, tfhosts.RebootPending, old, refusing.Out, refusing.Out)
+
 	older := b.closure(fleettest.ClosureSpec{Name: "older", Behaviour: map[string]fleettest.Behaviour{
 		"check": {Exit: 1, Shell: `echo "Usage: $0 [switch|boot|test|dry-activate]" >&2`},
 	}})
@@ -45,7 +48,7 @@ func TestSwitchThatFails(t *testing.T) {
 		{"hangs", fleettest.Behaviour{Hang: true}, 2, tfhosts.RolledBack, "within 2 s"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			bad := b.closure(fleettest.ClosureSpec{Name: "bad", Marker: "bad", Behaviour: map[string]fleettest.Behaviour{"switch": tt.behaviour}})
+			bad := b.closure(fleettest.ClosureSpec{Name: "bad", Marker: "bad", Behaviour: map[string]fleettest.Behaviour{"activate": tt.behaviour}})
 			v := b.deploy(runner.Request{Built: bad.Out, Settings: tfhosts.NodeSettings{Limits: tfhosts.Limits{Activate: tt.limit}}})
 			b.want(v, tt.want, first.Out, first.Out, first.Out)
 			if !strings.Contains(v.Sentence, tt.says) {
@@ -68,12 +71,34 @@ func (b *bed) custom(name, script string) *fleettest.Closure {
 	return b.closure(fleettest.ClosureSpec{Name: name, Bare: true, Files: map[string]string{"bin/switch-to-configuration": file}})
 }
 
+// Exit 100 of the switch: the init interface changed, and nothing was activated.
+func TestInhibitorBoots(t *testing.T) {
+	for name, settings := range map[string]tfhosts.NodeSettings{"guarded": {}, "plain": unguarded()} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, fleettest.HostConfig{})
+			old := b.system().Running
+			c := b.closure(fleettest.ClosureSpec{Name: "inhibited", Behaviour: map[string]fleettest.Behaviour{"activate": {Exit: 100, Nothing: true}}})
+			b.want(b.deploy(runner.Request{Built: c.Out, Settings: settings}), tfhosts.CheckRefused, old, old, old)
+			settings.OnInhibitor = "boot"
+			v := b.deploy(runner.Request{Built: c.Out, Settings: settings})
+			b.want(v, tfhosts.RebootPending, old, c.Out, c.Out)
+			if v.Failed() || !strings.Contains(v.Sentence, "exit 100") {
+				t.Errorf("verdict = %+v, want a success that says why", v)
+			}
+			if err := b.host.Reboot(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			b.want(b.deploy(runner.Request{Built: c.Out, Settings: settings}), tfhosts.Unchanged, c.Out, c.Out, c.Out)
+		})
+	}
+}
+
 func TestAnotherActivationHoldsTheHost(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
 	old := b.system().Running
 	c := b.closure(fleettest.ClosureSpec{Name: "locked"})
 	b.shell("mkdir -p /run/tf-hosts; echo run-of-alice >/run/tf-hosts/holder; setsid flock /run/tf-hosts/lock sleep 60 >/dev/null 2>&1 </dev/null &")
-	v := b.deploy(runner.Request{Built: c.Out, Settings: tfhosts.NodeSettings{Limits: tfhosts.Limits{Command: 3}}})
+	v := b.deploy(runner.Request{Built: c.Out, Settings: tfhosts.NodeSettings{Limits: tfhosts.Limits{Command: 2, Guard: 1}}})
 	b.want(v, tfhosts.Locked, old, old, old)
 	if !strings.Contains(v.Sentence, "run-of-alice") {
 		t.Errorf("sentence = %q, want the holder", v.Sentence)
@@ -90,7 +115,7 @@ func TestBootLoaderSaysTheDefault(t *testing.T) {
 			"echo 'options init=" + system + "/init loglevel=4' >/boot/loader/entries/nixos-generation-7.conf"
 	}
 	b.shell(entry(old))
-	writes := b.closure(fleettest.ClosureSpec{Name: "writes", Behaviour: map[string]fleettest.Behaviour{"switch": {Shell: entry("$toplevel") + `; sed -i "s|.toplevel|$toplevel|" /boot/loader/entries/*`}}})
+	writes := b.closure(fleettest.ClosureSpec{Name: "writes", Behaviour: map[string]fleettest.Behaviour{"activate": {Shell: entry("$toplevel") + `; sed -i "s|.toplevel|$toplevel|" /boot/loader/entries/*`}}})
 	b.want(b.deploy(runner.Request{Built: writes.Out}), tfhosts.Deployed, writes.Out, writes.Out, writes.Out)
 	forgets := b.closure(fleettest.ClosureSpec{Name: "forgets"})
 	v := b.deploy(runner.Request{Built: forgets.Out, Settings: tfhosts.NodeSettings{OnDegraded: "warn"}})
@@ -126,7 +151,7 @@ func TestHostWithoutSystemd(t *testing.T) {
 func TestUnitKilledDuringTheSwitch(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
 	old := b.system().Running
-	c := b.closure(fleettest.ClosureSpec{Name: "killed", Behaviour: map[string]fleettest.Behaviour{"switch": {Hang: true}}})
+	c := b.closure(fleettest.ClosureSpec{Name: "killed", Behaviour: map[string]fleettest.Behaviour{"activate": {Hang: true}}})
 	b.cfg.Fault = func(op string) error {
 		if op == "activate.wait" {
 			b.shell("until [ \"$(readlink -f /run/current-system)\" = " + c.Out + " ]; do sleep 0.1; done; systemctl stop 'tf-hosts-prod*'")
@@ -139,8 +164,8 @@ func TestUnitKilledDuringTheSwitch(t *testing.T) {
 func TestRestoreThatFails(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
 	stuck := b.closure(fleettest.ClosureSpec{Name: "stuck", Behaviour: map[string]fleettest.Behaviour{"test": {Exit: 2, Nothing: true}}})
-	b.want(b.deploy(runner.Request{Built: stuck.Out}), tfhosts.Deployed, stuck.Out, stuck.Out, stuck.Out)
-	bad := b.closure(fleettest.ClosureSpec{Name: "bad", Behaviour: map[string]fleettest.Behaviour{"switch": {Exit: 3}}})
+	b.want(b.deploy(runner.Request{Built: stuck.Out, Settings: unguarded()}), tfhosts.Deployed, stuck.Out, stuck.Out, stuck.Out)
+	bad := b.closure(fleettest.ClosureSpec{Name: "bad", Behaviour: map[string]fleettest.Behaviour{"activate": {Exit: 3}}})
 	b.want(b.deploy(runner.Request{Built: bad.Out}), tfhosts.RollbackFailed, bad.Out, stuck.Out, stuck.Out)
 }
 
@@ -185,7 +210,7 @@ func TestUnitsThatFail(t *testing.T) {
 
 	// It fails a moment after the switch has ended with 0.
 	late := b.closure(fleettest.ClosureSpec{Name: "units", Version: "3", Behaviour: map[string]fleettest.Behaviour{
-		"switch": {Shell: "systemd-run --quiet --unit=late /bin/sh -c 'exit 1'; until systemctl -q is-failed late; do sleep 0.1; done"},
+		"activate": {Shell: "systemd-run --quiet --unit=late /bin/sh -c 'exit 1'; until systemctl -q is-failed late; do sleep 0.1; done"},
 	}})
 	v = b.deploy(runner.Request{Built: late.Out})
 	b.want(v, tfhosts.Degraded, late.Out, late.Out, late.Out)
@@ -206,7 +231,7 @@ func TestConnectionCutDuringTheActivation(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBed(t, fleettest.HostConfig{})
 			old := b.system().Running
-			c := b.closure(fleettest.ClosureSpec{Name: "cut", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 6, Exit: tt.exit}}})
+			c := b.closure(fleettest.ClosureSpec{Name: "cut", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 6, Exit: tt.exit}}})
 			cut := make(chan error, 1)
 			b.cfg.Fault = func(op string) error {
 				if op != "activate.wait" {
@@ -231,8 +256,12 @@ func TestConnectionCutDuringTheActivation(t *testing.T) {
 				want = old
 			}
 			b.want(v, tt.want, want, want, want)
-			if n := b.accepted(); n != 2 {
-				t.Errorf("sshd accepted %d logins, want 2: the link was cut", n)
+			logins := 3
+			if tt.exit != 0 {
+				logins = 2 // nothing to confirm
+			}
+			if n := b.accepted(); n != logins {
+				t.Errorf("sshd accepted %d logins, want %d: the link was cut", n, logins)
 			}
 		})
 	}
@@ -240,7 +269,7 @@ func TestConnectionCutDuringTheActivation(t *testing.T) {
 
 func TestSecondActivationWaitsForTheFirst(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
-	slow := b.closure(fleettest.ClosureSpec{Name: "slow", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 3}}})
+	slow := b.closure(fleettest.ClosureSpec{Name: "slow", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 3}}})
 	quick := b.closure(fleettest.ClosureSpec{Name: "quick"})
 	began := make(chan struct{})
 	first := b.cfg
@@ -268,7 +297,7 @@ func TestSecondActivationWaitsForTheFirst(t *testing.T) {
 func TestSecondActivationOfTheSameSystem(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
 	c := b.closure(fleettest.ClosureSpec{Name: "slow", Behaviour: map[string]fleettest.Behaviour{
-		"switch": {SleepSeconds: 3, Shell: "echo switched >>/var/lib/switches"},
+		"activate": {SleepSeconds: 3, Shell: "echo switched >>/var/lib/switches"},
 	}})
 	began := make(chan struct{})
 	first := b.cfg
@@ -309,11 +338,11 @@ func TestGoalBoot(t *testing.T) {
 
 func TestHostRebootsDuringTheSwitch(t *testing.T) {
 	b := newBed(t, fleettest.HostConfig{})
-	c := b.closure(fleettest.ClosureSpec{Name: "reboots", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 60}}})
+	c := b.closure(fleettest.ClosureSpec{Name: "reboots", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 60}}})
 	rebooted := make(chan error, 1)
 	b.cfg.Fault = func(op string) error {
 		if op == "activate.wait" {
-			b.shell("until grep -q switch /var/lib/tf-hosts/runs/*/phase 2>/dev/null; do sleep 0.1; done")
+			b.shell("until grep -q test /var/lib/tf-hosts/runs/*/phase 2>/dev/null; do sleep 0.1; done")
 			go func() { rebooted <- b.host.Reboot(t.Context()) }()
 		}
 		return nil
@@ -324,4 +353,9 @@ func TestHostRebootsDuringTheSwitch(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.want(v, tfhosts.RolledBack, old, old, old)
+}
+
+func unguarded() tfhosts.NodeSettings {
+	no := false
+	return tfhosts.NodeSettings{Guard: &no}
 }

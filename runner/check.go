@@ -15,7 +15,8 @@ import (
 var usage = regexp.MustCompile(`(?m)^Usage: .*switch-to-configuration.* \[([a-z|-]+)\]`)
 
 // check runs the new system's own pre-switch checks, where it has any. Nothing
-// is changed on the host by them.
+// is changed on the host by them. Where the node's policy is to boot what refuses to
+// be switched to, a refusal only changes the goal.
 func (d *deploy) check(ctx context.Context) error {
 	return d.step(ctx, "check", "check", d.limits.command, func(ctx context.Context) error {
 		limit := strconv.Itoa(max(1, int(d.limits.command.Seconds())-5))
@@ -28,6 +29,11 @@ func (d *deploy) check(ctx context.Context) error {
 		}
 		if res.Code == 124 || res.Code == 137 {
 			return &timeoutError{"check", d.limits.command, errors.New("the host ended it")}
+		}
+		if d.goal() == "switch" && d.req.Settings.OnInhibitor == "boot" {
+			d.bootOnly = true
+			d.event(tfhosts.Event{Kind: tfhosts.EventNotice, Op: "check", Message: "the new system refuses to be switched to, and is made the one that boots next: " + tail(res.Stdout, 3)})
+			return nil
 		}
 		return &failure{
 			status: tfhosts.CheckRefused,

@@ -23,13 +23,13 @@ func TestDeployRootThenUnchanged(t *testing.T) {
 	if v.BytesCopied < 300000 {
 		t.Errorf("BytesCopied = %d, want over 300000", v.BytesCopied)
 	}
-	if n := b.accepted(); n != 1 {
-		t.Errorf("sshd accepted %d logins, want 1", n)
+	if n := b.accepted(); n != 2 {
+		t.Errorf("sshd accepted %d logins, want one for the deploy and one to confirm it", n)
 	}
 	if s := b.system(); s.Demo != "hello" {
 		t.Errorf("the service shows %q, want hello", s.Demo)
 	}
-	want := []string{"build", "connect", "observe", "root.link", "space.check", "copy", "copy.check", "check", "activate.start", "activate.wait", "verify", "root.release"}
+	want := []string{"build", "connect", "observe", "root.link", "space.check", "copy", "copy.check", "check", "activate.start", "activate.wait", "activate.reconnect", "activate.confirm", "activate.result", "verify", "root.release"}
 	if diff := cmp.Diff(want, b.ops()); diff != "" {
 		t.Errorf("operations (-want +got):\n%s", diff)
 	}
@@ -59,7 +59,7 @@ func TestDeploySudoer(t *testing.T) {
 	node.Username = "deploy"
 	before := b.accepted()
 	b.want(b.deploy(runner.Request{Node: node, Built: c.Out}), tfhosts.Deployed, c.Out, c.Out, c.Out)
-	if n := b.accepted() - before; n != 1 {
-		t.Errorf("sshd accepted %d logins, want 1", n)
+	if n := b.accepted() - before; n != 2 {
+		t.Errorf("sshd accepted %d logins, want one for the deploy and one to confirm it", n)
 	}
 }

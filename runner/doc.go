@@ -12,5 +12,6 @@
 //
 // The operations have stable names, used by events, fault tests and docs: build,
 // connect, observe, health.before, root.link, space.check, copy, copy.check, check,
-// activate.start, activate.wait, verify, health.after, root.release.
+// activate.start, activate.wait, activate.reconnect, health.after, activate.confirm,
+// activate.result, verify, root.release.
 package runner

@@ -99,7 +99,7 @@ const (
 )
 
 func (d *deploy) goal() string {
-	if d.req.Settings.Goal == "boot" {
+	if d.bootOnly || d.req.Settings.Goal == "boot" {
 		return "boot"
 	}
 	return "switch"

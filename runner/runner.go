@@ -17,8 +17,8 @@ import (
 
 // Config of a Runner. Only Dial is needed.
 type Config struct {
-	// Dial opens the one connection of a deploy, and opens it again when it was
-	// lost. hostconn.Pool.Dial is meant.
+	// Dial opens the connection of a deploy, another one to confirm the activation,
+	// and one more each time that it was lost. hostconn.Pool.Dial is meant.
 	Dial func(ctx context.Context, target hostconn.Target) (*hostconn.Conn, error)
 	// Nix builds and copies; nil runs the tools on PATH.
 	Nix *nix.Client
@@ -77,8 +77,14 @@ type deploy struct {
 	// first is the state before the deploy, last the newest one seen.
 	first, last *state
 	// begun: the activation was started; from here on nothing is dropped.
-	begun   bool
-	outcome outcome
+	begun bool
+	// bootOnly: an inhibitor keeps the new system from being activated, and by
+	// the node's policy it is what boots next.
+	bootOnly bool
+	// unhealthyHint is how to repeat the check that kept the activation from being
+	// confirmed.
+	unhealthyHint string
+	outcome       outcome
 }
 
 // Deploy takes one node from connection to verdict. It never panics on what a
@@ -176,23 +182,11 @@ func (d *deploy) connect(ctx context.Context) error {
 // is dialled again: a refused key would lock the deployer out.
 func (d *deploy) reconnect(ctx context.Context) error {
 	_ = d.conn.Close()
-	for {
-		dialCtx, cancel := context.WithTimeout(ctx, d.limits.connect)
-		conn, err := d.r.cfg.Dial(dialCtx, d.target)
-		cancel()
-		if err == nil {
-			d.conn = conn
-			return nil
-		}
-		if !errors.Is(err, hostconn.ErrUnreachable) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, hostconn.ErrLost) && !errors.Is(err, hostconn.ErrTimeout) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(time.Second): // dials to one address are at least this far apart
-		}
+	conn, err := d.dialAnew(ctx)
+	if err == nil {
+		d.conn = conn
 	}
+	return err
 }
 
 // script runs a privileged script that may be repeated: when the connection was
@@ -272,21 +266,22 @@ func (d *deploy) event(e tfhosts.Event) {
 }
 
 // limits are those of the setup with the built-in ones filled in.
-type limits struct{ connect, copy, activate, command, build time.Duration }
+type limits struct{ connect, copy, activate, command, build, guard time.Duration }
 
 func limitsOf(l tfhosts.Limits) limits {
-	seconds := func(set, builtin int) time.Duration {
+	limit := func(set, builtin int) time.Duration {
 		if set > 0 {
 			return time.Duration(set) * time.Second
 		}
 		return time.Duration(builtin) * time.Second
 	}
 	return limits{
-		connect:  seconds(l.Connect, 30),
-		copy:     seconds(l.Copy, 3600),
-		activate: seconds(l.Activate, 900),
-		command:  seconds(l.Command, 60),
-		build:    seconds(l.Build, 7200),
+		connect:  limit(l.Connect, 30),
+		copy:     limit(l.Copy, 3600),
+		activate: limit(l.Activate, 900),
+		command:  limit(l.Command, 60),
+		build:    limit(l.Build, 7200),
+		guard:    limit(l.Guard, 90),
 	}
 }
 

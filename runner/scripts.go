@@ -98,28 +98,31 @@ nix-store --check-validity "$1" || exit 3
 // switch-to-configuration answers its usage, which the caller reads.
 const checkScript = toolPath + `timeout -k 5 "$2" "$1/bin/switch-to-configuration" check </dev/null 2>&1`
 
-// launch runs "activate.sh $3" on record $1 in a unit of its own, whose stdin and
-// output are not ours. $2 is the limit of the switch in seconds, $4 that of the
-// wait for the lock.
+// launch runs "activate.sh $2" on record $1 in a unit of its own, whose stdin and
+// output are not ours. The unit's limits are the last resort: the switch, the
+// guard, "boot" and the way back of two more switches.
 const launch = `
 launch() {
+	limit=$(cat "$D/limit") guard=$(cat "$D/guard") wait=$(cat "$D/wait")
 	if [ ! -d /run/systemd/system ]; then
-		setsid /bin/sh "$D/activate.sh" "$3" "$D" >>"$D/log" 2>&1 </dev/null &
+		setsid /bin/sh "$D/activate.sh" "$2" "$D" >>"$D/log" 2>&1 </dev/null &
 		return
 	fi
 	systemd-run --quiet --collect --unit="tf-hosts-$1.service" --service-type=exec \
 		--description="tf-hosts: activation $1" \
 		-p StandardInput=null -p "StandardOutput=append:$D/log" -p StandardError=inherit \
-		-p KillSignal=SIGKILL -p TimeoutStopSec=$((2 * $2 + 60)) -p RuntimeMaxSec=$((3 * $2 + $4 + 120)) \
+		-p KillSignal=SIGKILL -p TimeoutStopSec=$((3 * limit + 120)) \
+		-p RuntimeMaxSec=$((4 * limit + guard + wait + 120)) \
 		-p "ExecStopPost=/bin/sh $D/activate.sh settle $D" \
-		/bin/sh "$D/activate.sh" "$3" "$D"
+		/bin/sh "$D/activate.sh" "$2" "$D"
 }
 `
 
 // startScript starts the unit of a record; $1 is the record's name, then the
-// system, the action, the limit in seconds, the policy, the seconds to wait for
-// the lock, and who waits. stdin is activate.sh. It may be repeated when its
-// answer was lost.
+// system, the action, the limit of a switch in seconds, the policies for failed
+// units and for inhibitors, the seconds of the guard (0: none), the seconds to
+// wait for the lock, and who waits. stdin is activate.sh. It may be repeated when
+// its answer was lost.
 const startScript = toolPath + launch + `
 B=/var/lib/tf-hosts/runs D=$B/$1
 [ -e "$D/used" ] && exit 0
@@ -128,8 +131,9 @@ find "$B" -mindepth 2 -maxdepth 2 -name verdict -mmin +60 2>/dev/null |
 	while read -r old; do rm -rf "${old%/verdict}"; done
 cat >"$D/activate.sh.tmp" && mv "$D/activate.sh.tmp" "$D/activate.sh" || exit 1
 put() { printf '%s\n' "$2" >"$D/$1" || exit 1; }
-put new "$2"; put action "$3"; put limit "$4"; put policy "$5"; put wait "$6"; put who "$7"
-launch "$1" "$4" run "$6" || [ -e "$D/used" ]
+put new "$2"; put action "$3"; put limit "$4"; put policy "$5"; put inhibitor "$6"
+put guard "$7"; put wait "$8"; put who "$9"
+launch "$1" run || [ -e "$D/used" ]
 `
 
 // settleScript has the record $1, whose unit is gone without a verdict, settled
@@ -137,11 +141,21 @@ launch "$1" "$4" run "$6" || [ -e "$D/used" ]
 const settleScript = toolPath + launch + `
 D=/var/lib/tf-hosts/runs/$1
 [ "$(systemctl is-system-running 2>/dev/null)" = stopping ] && exit 75
-launch "$1" "$2" settle 600
+launch "$1" settle
 `
 
-// waitScript waits up to $2 seconds for the verdict of record $1, then prints
-// what there is, the log from line $3 on. The unit's state is asked for before
+// decideScript asks for the decision $2, confirmed or expired, on record $1; $3
+// says why. The first one asked for holds, and is printed.
+const decideScript = `
+D=/var/lib/tf-hosts/runs/$1
+[ -d "$D" ] || { echo gone; exit; }
+[ -z "$3" ] || printf '%s\n' "$3" >"$D/why"
+ln -s "$2" "$D/decision" 2>/dev/null
+readlink "$D/decision"
+`
+
+// waitScript waits up to $2 seconds for the verdict of record $1, or for its phase
+// $4, then prints what there is, the log from line $3 on. The unit's state is asked for before
 // the verdict is looked for: the other order can miss a verdict.
 const waitScript = toolPath + `
 D=/var/lib/tf-hosts/runs/$1 unit=tf-hosts-$1.service t=0
@@ -159,6 +173,7 @@ while :; do
 	if alive; then state=alive; else state=gone; fi
 	[ -e "$D/verdict" ] && state=ended
 	[ "$state" = alive ] && [ "$t" -lt $(($2 * 4)) ] || break
+	[ -n "$4" ] && [ "$(cat "$D/phase" 2>/dev/null)" = "$4" ] && break
 	sleep 0.25
 	t=$((t + 1))
 done

@@ -67,7 +67,8 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 	}
 	var wrong []string
 	for _, diff := range res.Unverified {
-		if diff.Field != fieldUnits {
+		running := diff.Field == fieldRunning && d.goal() == "boot"
+		if diff.Field != fieldUnits && !running {
 			wrong = append(wrong, diff.String())
 		}
 	}
@@ -101,6 +102,9 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 	case d.goal() == "boot" && d.last.running != d.system:
 		d.verdict.Status = tfhosts.RebootPending
 		d.verdict.Sentence = "the next boot starts the new system"
+		if d.outcome.reason != "" {
+			d.verdict.Sentence += ": " + d.outcome.reason
+		}
 		d.verdict.Hint = d.sshRoot("systemctl reboot")
 	default:
 		d.verdict.Status = tfhosts.Deployed
@@ -179,7 +183,7 @@ func (d *deploy) statusOf(err error) tfhosts.Status {
 			return tfhosts.CopyFailed
 		case "check", "health.before", "activate.start":
 			return tfhosts.CheckRefused
-		case "activate.wait", "verify":
+		case "activate.wait", "activate.result", "verify":
 			return tfhosts.Timeout
 		}
 	}

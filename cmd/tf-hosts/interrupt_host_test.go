@@ -35,7 +35,7 @@ func (w *watched) String() string {
 func TestInterruptedDeploy(t *testing.T) {
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	r := newRig(t, fleet)
-	slow := map[string]fleettest.Behaviour{"switch": {SleepSeconds: 4}}
+	slow := map[string]fleettest.Behaviour{"activate": {SleepSeconds: 4}}
 	r.onHost("prod.app1", fleet.Hosts[0])
 	r.onHost("prod.app2", fleet.Hosts[1])
 	one := r.system("prod.app1", fleettest.ClosureSpec{Version: "1", Behaviour: slow})

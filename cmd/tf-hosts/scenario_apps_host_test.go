@@ -56,8 +56,8 @@ func appsTF(t *testing.T, _ stage) {
 	r.want(2, "all", "plan", "--", "-detailed-exitcode")
 	r.want(0, "all", "apply")
 	r.wantRuns(fleet.Hosts[2], closures["mail.app1"], "2")
-	if n := r.sshCount(fleet.Hosts[0]); n.Connections != 1 {
-		t.Errorf("host of the unchanged group: %+v, want the one connection of its deploy", n)
+	if n := r.sshCount(fleet.Hosts[0]); n.Connections != 2 {
+		t.Errorf("host of the unchanged group: %+v, want those of its deploy alone", n)
 	}
 	// The address is used by "all" now, and not plain.
 	if res := r.want(tfhosts.ExitUsage, "apply"); !strings.Contains(res.stderr, "all") {

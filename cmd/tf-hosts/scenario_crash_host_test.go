@@ -33,7 +33,7 @@ func TestBackendNodeIsRedeployedMidApply(t *testing.T) {
 	s.version("2")
 	for i := range 3 { // tofu stores the state while the server is away, too
 		s.system(fmt.Sprintf("prod.app%d", i+1), fleettest.ClosureSpec{
-			Version: "2", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 25}},
+			Version: "2", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 25}},
 		})
 	}
 	res := s.want(0, "apply")
@@ -95,7 +95,7 @@ func TestKilledWhileTofuLivesOn(t *testing.T) {
 
 // slowSwitch is a switch of four seconds that leaves a line for activations.
 func slowSwitch() map[string]fleettest.Behaviour {
-	return map[string]fleettest.Behaviour{"switch": {SleepSeconds: 4, Shell: "echo switched >>/var/lib/switches"}}
+	return map[string]fleettest.Behaviour{"activate": {SleepSeconds: 4, Shell: "echo switched >>/var/lib/switches"}}
 }
 
 // activations counts the switches of a host, to systems with slowSwitch.

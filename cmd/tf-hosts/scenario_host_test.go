@@ -139,8 +139,8 @@ func deploymentTFHostsBootstrap(t *testing.T, st stage) {
 			s.wantNoGap()
 
 			node, app := s.sshCount(s.state), s.sshCount(s.apps[0])
-			if app.Connections != 1 {
-				t.Errorf("connections to the app's host = %d, want 1", app.Connections)
+			if app.Connections != 2 {
+				t.Errorf("connections to the app's host = %d, want one and one to confirm", app.Connections)
 			}
 			s.want(0, "apply")
 			s.wantVerdicts(map[string]tfhosts.Status{})

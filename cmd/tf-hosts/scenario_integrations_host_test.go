@@ -124,7 +124,7 @@ func integrationsReclaimOwnLock(t *testing.T, _ stage) {
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(1)})
 	r := newRig(t, fleet)
 	r.onHost("prod.app1", fleet.Hosts[0])
-	one := r.system("prod.app1", fleettest.ClosureSpec{Version: "1", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 3}}})
+	one := r.system("prod.app1", fleettest.ClosureSpec{Version: "1", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 3}}})
 	cmd, stderr := r.start("apply")
 	eventually(t, time.Minute, "the activation", func() bool { return strings.Contains(stderr.String(), "prod.app1: activate.wait") })
 	r.killAll(cmd.Process.Pid)

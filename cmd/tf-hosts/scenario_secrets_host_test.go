@@ -52,7 +52,7 @@ func TestSecretsStayWhereTheyBelong(t *testing.T) {
 	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(2)})
 	s := newSelfRig(t, st, fleet, fleet.Hosts)
 	s.version("1")
-	s.system("prod.app1", fleettest.ClosureSpec{Version: "1", Behaviour: map[string]fleettest.Behaviour{"switch": {SleepSeconds: 3}}})
+	s.system("prod.app1", fleettest.ClosureSpec{Version: "1", Behaviour: map[string]fleettest.Behaviour{"activate": {SleepSeconds: 3}}})
 
 	stop := make(chan struct{})
 	var seen map[string]bool

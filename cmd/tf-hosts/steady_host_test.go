@@ -31,8 +31,8 @@ func TestSteadyApply(t *testing.T) {
 		t.Fatalf("stdout of apply is not the outputs as one JSON document: %v\n%s", err, first.stdout)
 	}
 	for _, h := range fleet.Hosts {
-		if n := r.sshCount(h); n.Connections != 1 || n.Accepted != 1 {
-			t.Errorf("host %q after its deploy: %+v, want one connection and one authentication", h.Name, n)
+		if n := r.sshCount(h); n.Connections != 2 || n.Accepted != 2 {
+			t.Errorf("host %q after its deploy: %+v, want one connection, and one to confirm", h.Name, n)
 		}
 	}
 
@@ -44,7 +44,7 @@ func TestSteadyApply(t *testing.T) {
 	}
 	r.wantVerdicts(map[string]tfhosts.Status{})
 	for _, h := range fleet.Hosts {
-		if n := r.sshCount(h); n.Connections != 1 {
+		if n := r.sshCount(h); n.Connections != 2 {
 			t.Errorf("host %q after an apply without changes: %+v, want no new connection", h.Name, n)
 		}
 	}
@@ -57,7 +57,7 @@ func TestSteadyApply(t *testing.T) {
 	r.wantRuns(h1, one, "2")
 	r.wantRuns(h2, two, "1")
 	r.want(0, "plan", "--", "-detailed-exitcode")
-	if n := r.sshCount(h2); n.Connections != 1 {
+	if n := r.sshCount(h2); n.Connections != 2 {
 		t.Errorf("host %q, unchanged: %+v, want no new connection", h2.Name, n)
 	}
 
@@ -148,8 +148,8 @@ func TestSudoerWithoutTrust(t *testing.T) {
 	r.want(0, "apply")
 	r.wantVerdicts(map[string]tfhosts.Status{"prod.app1": tfhosts.Deployed})
 	r.wantRuns(fleet.Hosts[0], one, "1")
-	if n := r.sshCount(fleet.Hosts[0]); n.Connections != 1 || n.Accepted != 1 {
-		t.Errorf("deploy through sudo: %+v, want one connection and one authentication", n)
+	if n := r.sshCount(fleet.Hosts[0]); n.Connections != 2 || n.Accepted != 2 {
+		t.Errorf("deploy through sudo: %+v, want one connection, and one to confirm", n)
 	}
 
 	r.nodes["prod.app1"]["username"] = "careful"

@@ -40,7 +40,8 @@ type ClosureSpec struct {
 	// Files are more files of the system: path in the toplevel → file to copy.
 	Files map[string]string
 	// Behaviour is what switch-to-configuration does besides its work, by
-	// action: check, dry-activate, boot, test, switch.
+	// action: check, dry-activate, boot, test, switch; "activate" is both of test
+	// and switch.
 	Behaviour map[string]Behaviour
 	// PayloadPaths and PayloadBytes add so many store paths of so many bytes each.
 	PayloadPaths int
@@ -243,6 +244,9 @@ func (spec ClosureSpec) behaviour() string {
 	var before, after strings.Builder
 	for _, a := range actions {
 		b := spec.Behaviour[a]
+		if a == "activate" {
+			a = "test | switch"
+		}
 		fmt.Fprintf(&before, "\t%s)\n\t\t:\n", a)
 		fmt.Fprintf(&after, "\t%s)\n\t\t:\n", a)
 		if b.SleepSeconds > 0 {

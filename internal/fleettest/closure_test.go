@@ -102,6 +102,7 @@ func TestSwitchBehaviour(t *testing.T) {
 		{"a unit fails", "test", fleettest.ClosureSpec{Version: "5", Units: map[string]string{"broken.service": fleettest.FailingUnit()}}, 4, true, false, "5"},
 		{"refused before anything is done", "test", fleettest.ClosureSpec{Version: "6", Behaviour: map[string]fleettest.Behaviour{"test": {Nothing: true, Exit: 100}}}, 100, false, false, "5"},
 		{"a bad code after the work", "test", fleettest.ClosureSpec{Version: "7", Behaviour: map[string]fleettest.Behaviour{"test": {Exit: 2}}}, 2, true, false, "7"},
+		{"a trial activates", "test", fleettest.ClosureSpec{Version: "7", Behaviour: map[string]fleettest.Behaviour{"activate": {Exit: 2}}}, 2, true, false, "7"},
 		{"another action's behaviour", "check", fleettest.ClosureSpec{Version: "8", Behaviour: map[string]fleettest.Behaviour{"test": {Exit: 2}}}, 0, false, false, "7"},
 		{"an unknown action", "explode", fleettest.ClosureSpec{Version: "9"}, 1, false, false, "7"},
 		{"no demo service any more", "switch", fleettest.ClosureSpec{Version: "10", Bare: true}, 0, true, true, ""},
