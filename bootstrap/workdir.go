@@ -35,6 +35,7 @@ const lockRetry = 250 * time.Millisecond
 //	salvage/       states that could not be stored
 //	roots/         GC roots of what was built here
 //	known_hosts    keys accepted on first contact
+//	pins/NODE      the node's pinned host key, for the system's ssh
 //	verdict.json   the last verdict of each node
 func WorkDir(stateDir, address string) string {
 	return filepath.Join(stateDir, api.StateKey(address))

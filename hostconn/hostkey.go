@@ -343,3 +343,17 @@ func parseKnownHosts(text []byte) (*knownhosts.HostKeyDB, error) {
 	}
 	return db, nil
 }
+
+// KnownHostsLines are the lines of a known_hosts file that knows a host by the
+// name alias and has the keys of hostKey, a pin as in Target.
+func KnownHostsLines(alias, hostKey string) (string, error) {
+	pins, err := parsePins(hostKey)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, pin := range pins {
+		b.WriteString(alias + " " + pinText(pin) + "\n")
+	}
+	return b.String(), nil
+}
