@@ -66,6 +66,7 @@ type StateRef struct {
 // the next run finds the living tofu and serves it on the same port.
 type RunRef struct {
 	relay.RunInfo
+	Verb string `json:"verb,omitempty"`
 	// Engine is the executable of its tofu, without symbolic links.
 	Engine string `json:"engine,omitempty"`
 	// Port, Username and Password are those of the relay on loopback.

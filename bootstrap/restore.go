@@ -62,6 +62,7 @@ func (s *session) lastKnown() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	known := have
 	for _, e := range entries {
 		body, err := os.ReadFile(e.Path)
 		if err != nil {
@@ -70,6 +71,10 @@ func (s *session) lastKnown() ([]byte, error) {
 		ref, err := refOf(body)
 		if err != nil {
 			continue // torn by a crash
+		}
+		if ref == known { // what is older is superseded, by a forced state-push also with a lower serial
+			best, have = body, ref
+			continue
 		}
 		if best == nil || ref.Lineage == have.Lineage && ref.Serial > have.Serial {
 			best, have = body, ref

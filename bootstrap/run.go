@@ -103,7 +103,11 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 	if s.ledger.Served == nil {
 		s.ledger.Served = &s.found.served
 	}
-	if err := s.connect(ctx, s.found.client.Once(), upstreamBackend); err != nil {
+	upstream := s.found.client.Once()
+	if s.forcedPush() {
+		upstream = upstream.Forced()
+	}
+	if err := s.connect(ctx, upstream, upstreamBackend); err != nil {
 		return tfhosts.ExitCodeOf(err), err
 	}
 	return s.verb(ctx)
@@ -165,6 +169,9 @@ func (s *session) onLocal(ctx context.Context) (int, error) {
 	}
 	file, err := s.localFile()
 	if err == nil {
+		if s.forcedPush() {
+			file.AllowRewind()
+		}
 		err = s.connect(ctx, file, upstreamFile)
 	}
 	if err != nil {
@@ -249,14 +256,14 @@ func (s *session) other(ctx context.Context) (int, error) {
 		args = append(append(args, "-input=false", s.args.lockTimeout, s.args.parallelism), s.limits...)
 	case "import":
 		args = append(args, "-input=false", s.args.lockTimeout)
-	case "taint", "untaint", "state-rm", "state-mv", "state-push":
+	case "taint", "untaint", "state-rm", "state-mv", verbPush:
 		args = append(args, s.args.lockTimeout)
 	case "force-unlock":
 		args = append(args, "-force")
 	}
 	args = append(args, s.args.flags...)
 	operands := s.args.operands
-	if s.Verb.Name == "show" || s.Verb.Name == "state-push" {
+	if s.Verb.Name == "show" || s.Verb.Name == verbPush {
 		operands = make([]string, len(s.args.operands))
 		for i, op := range s.args.operands {
 			operands[i] = absolute(s.CallerDir, op)
@@ -283,9 +290,12 @@ func (s *session) other(ctx context.Context) (int, error) {
 	}
 	if code != 0 {
 		err := s.tofuError(s.Verb.Name, code)
+		if s.Verb.Name == verbPush {
+			err = s.pushError(err)
+		}
 		return tfhosts.ExitCodeOf(err), err
 	}
-	if s.Verb.Name == "state-push" && len(operands) == 1 && filepath.Dir(operands[0]) == s.salvageDir() {
+	if s.Verb.Name == verbPush && len(operands) == 1 && filepath.Dir(operands[0]) == s.salvageDir() {
 		if err := s.markStored(operands[0]); err != nil {
 			return tfhosts.ExitFailed, err
 		}

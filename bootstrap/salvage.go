@@ -71,7 +71,7 @@ func (s *session) pendingStates(base []byte) ([]pending, error) {
 // lastJournaled is the last state that the last writing run posted, or nil. One
 // that was acknowledged is in the ledger and waits for nothing.
 func (s *session) lastJournaled() (*pending, error) {
-	if s.ledger.Run == nil {
+	if s.ledger.Run == nil || s.ledger.Run.Verb == verbPush { // a refused file is the user's to push again
 		return nil, nil
 	}
 	entries, err := relay.ReadJournal(s.journalDir())

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -275,7 +274,7 @@ func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind 
 		Upstream: upstream, JournalDir: s.journalDir(), RunInfo: s.info, Seen: seen, Contacted: kind == upstreamBackend,
 		Events: s.Events, Fault: s.Fault, FirstTries: b.RetryMax + 1,
 		RetryWaitMin: b.RetryWaitMin, RetryWaitMax: b.RetryWaitMax,
-		AllowRewind: s.Verb.Name == "state-push" && slices.Contains(s.args.flags, "-force"),
+		AllowRewind: s.forcedPush(),
 	})
 	if err != nil {
 		return relay.Endpoint{}, err
@@ -295,7 +294,7 @@ func (s *session) startRelay(ctx context.Context, upstream relay.Upstream, kind 
 		return endpoint, nil
 	}
 	s.ledger.Run = &RunRef{
-		RunInfo: s.info, Engine: s.engine.Resolved, Port: endpoint.Port, Username: endpoint.Username, Password: endpoint.Password, Upstream: kind,
+		RunInfo: s.info, Verb: s.Verb.Name, Engine: s.engine.Resolved, Port: endpoint.Port, Username: endpoint.Username, Password: endpoint.Password, Upstream: kind,
 	}
 	return endpoint, s.writeLedger()
 }

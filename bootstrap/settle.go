@@ -248,7 +248,7 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	default:
 		return sit, nil
 	}
-	if s.Verb.Name == "force-unlock" || s.Verb.Name == "state-push" || s.lostAlready(sit, onFile) {
+	if s.Verb.Name == "force-unlock" || s.Verb.Name == verbPush || s.lostAlready(sit, onFile) {
 		return sit, nil
 	}
 	now, err := s.salvage(ctx, upstream, base)

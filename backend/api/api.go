@@ -15,6 +15,10 @@ import (
 	"time"
 )
 
+// ForceHeader set to "1" asks our own state server to take a POST that does not
+// follow the stored state; it does so for an admin. Other servers ignore it.
+const ForceHeader = "Tf-Hosts-Force"
+
 // LockInfo is OpenTofu's lock information, field by field as it is on the wire.
 type LockInfo struct {
 	ID        string    `json:"ID"`

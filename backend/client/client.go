@@ -40,6 +40,7 @@ type Client struct {
 	state  *url.URL
 	lock   *url.URL
 	unlock *url.URL
+	force  bool
 }
 
 // New checks cfg and reads its certificate files; it does not connect.
@@ -102,6 +103,14 @@ func (c *Client) Once() *Client {
 	once.cfg.RetryMax = 0
 	once.http = newRetryable(once.cfg, c.http.HTTPClient)
 	return &once
+}
+
+// Forced is c with writes that ask the server to lift its guard of lineage and
+// serial (api.ForceHeader). It shares the connections of c.
+func (c *Client) Forced() *Client {
+	forced := *c
+	forced.force = true
+	return &forced
 }
 
 // Close drops idle connections.
@@ -285,6 +294,9 @@ func (c *Client) do(ctx context.Context, method string, u *url.URL, body []byte)
 	}
 	if c.cfg.Username != "" {
 		req.SetBasicAuth(c.cfg.Username, c.cfg.Password)
+	}
+	if c.force && method == c.cfg.UpdateMethod {
+		req.Header.Set(api.ForceHeader, "1")
 	}
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")

@@ -28,6 +28,16 @@ type File struct {
 	path  string
 	fault durable.Fault
 	mu    sync.Mutex
+	// rewind lets a Post go back to a lower serial of the same lineage.
+	rewind bool
+}
+
+// AllowRewind lets later Posts go back to a lower serial, for "state push
+// -force". Another lineage stays refused: the file is the only copy of its own.
+func (f *File) AllowRewind() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rewind = true
 }
 
 // OpenFile makes a File; neither it nor its folder is touched. fault may be nil.
@@ -93,7 +103,7 @@ func (f *File) Post(_ context.Context, lockID string, body []byte) error {
 		if err != nil {
 			return fmt.Errorf("reading local state: %w", err)
 		}
-		if meta.Lineage != old.Lineage || meta.Serial <= old.Serial {
+		if meta.Lineage != old.Lineage || meta.Serial <= old.Serial && !f.rewind {
 			return fmt.Errorf("writing local state: %w: serial %d of lineage %s after serial %d of lineage %s",
 				api.ErrStale, meta.Serial, meta.Lineage, old.Serial, old.Lineage)
 		}

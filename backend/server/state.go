@@ -17,7 +17,7 @@ import (
 
 // ForceHeader set to 1 by an admin lifts the guard of a POST: other lineage,
 // lower serial, or a state that is lost. It is logged.
-const ForceHeader = "Tf-Hosts-Force"
+const ForceHeader = api.ForceHeader
 
 func (s *Server) get(c *call) {
 	st, err := s.cfg.Store.Get(c.r.Context(), c.name)
