@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/api"
@@ -17,6 +18,9 @@ import (
 type Forward struct {
 	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
 	Close func() error
+	// ConnectLimit bounds each Dial: the node's ConnectTimeout; zero is the
+	// limit of a direct connection.
+	ConnectLimit time.Duration
 }
 
 // found is a state server that answered.
@@ -134,6 +138,7 @@ func (s *session) try(ctx context.Context, p place) (*found, error) {
 			return nil, fmt.Errorf("%w: through node %q: %w", api.ErrUnreachable, p.through, err)
 		}
 		cfg.DialContext, closeForward = onNode(forward.Dial, node.Host), forward.Close
+		cfg.DialTimeout = forward.ConnectLimit
 	}
 	c, err := client.New(cfg)
 	if err != nil {

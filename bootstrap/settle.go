@@ -330,6 +330,9 @@ func (s *session) awayError(err error) error {
 	if s.selfServed() && !s.ledger.known() && !s.Bootstrap {
 		hint += "; to bring up the graph's own backend: BOOTSTRAP=1 tf-hosts apply"
 	}
+	if s.Bootstrap && s.Setup.Self == nil {
+		hint += "; name the backend's node in self_backend, so that it alone is asked for the state"
+	}
 	if err == nil {
 		err = api.ErrUnreachable
 	}

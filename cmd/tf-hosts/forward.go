@@ -30,10 +30,11 @@ func (w *worker) forward(ctx context.Context, name string, n tfhosts.SetupNode) 
 	f := &forward{open: func(ctx context.Context) (*hostconn.Conn, error) {
 		return w.pool.Dial(ctx, target)
 	}}
-	if _, err := f.current(ctx); err != nil {
+	conn, err := f.current(ctx)
+	if err != nil {
 		return bootstrap.Forward{}, err
 	}
-	return bootstrap.Forward{Dial: f.dial, Close: f.close}, nil
+	return bootstrap.Forward{Dial: f.dial, Close: f.close, ConnectLimit: conn.Settings().ConnectTimeout}, nil
 }
 
 func (f *forward) dial(ctx context.Context, network, addr string) (net.Conn, error) {
