@@ -14,6 +14,7 @@
 //	GET            /state/PROJECT/NAME/versions       list, newest first
 //	GET            /state/PROJECT/NAME/versions/SERIAL
 //	GET            /healthz                           without credentials
+//	GET            /readyz                            the same; 503 unless states can be stored
 package server
 
 import (
@@ -57,7 +58,8 @@ type Server struct {
 	cfg   Config
 	creds []credential
 	// draining: Serve is about to end; new requests get 503 with Retry-After.
-	draining atomic.Bool
+	draining  atomic.Bool
+	readiness readiness
 }
 
 // ErrNoCredentials says that neither Users nor Insecure is set, or that
@@ -127,6 +129,10 @@ func (s *Server) serve(c *call) {
 		c.Header().Set("Content-Type", "text/plain")
 		c.WriteHeader(http.StatusOK)
 		_, _ = c.Write([]byte("ok\n"))
+		return
+	}
+	if c.r.URL.Path == "/readyz" {
+		s.ready(c)
 		return
 	}
 	if s.draining.Load() {

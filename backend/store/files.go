@@ -23,6 +23,7 @@ import (
 //
 //	DIR/                          0700
 //	├── .lock                     flock of the process that serves DIR
+//	├── .ready                    empty; written to see that DIR can be
 //	└── PROJECT/NAME/
 //	    ├── head                  which version is the current state:
 //	    │     {"format":1,"file":"00000000000000000007-3f0a…tfstate","serial":7,
@@ -38,8 +39,8 @@ import (
 // rename of head is the commit: before it the old state is current.
 //
 // Op names, each with .write, .sync, .rename and .dirsync: store.version,
-// store.state (head), store.written, store.lock, store.tombstone; and
-// store.prune.
+// store.state (head), store.written, store.lock, store.tombstone,
+// store.ready; and store.prune.
 type Files struct {
 	dir  string
 	cfg  FilesConfig
@@ -109,6 +110,11 @@ func OpenFiles(dir string, cfg FilesConfig) (*Files, error) {
 
 // Close gives the folder back.
 func (s *Files) Close() error { return s.flk.Close() }
+
+// Ready implements Store: it makes a small file durable, as a state would be.
+func (s *Files) Ready(context.Context) error {
+	return durable.Replace(filepath.Join(s.dir, ".ready"), nil, 0o600, "store.ready", s.cfg.Fault)
+}
 
 func (s *Files) key(name string) *sync.RWMutex {
 	s.mu.Lock()

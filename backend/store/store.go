@@ -31,6 +31,8 @@ type Store interface {
 	// Version reads the newest kept version with that serial: api.ErrNotFound
 	// if there is none.
 	Version(ctx context.Context, name string, serial uint64) ([]byte, error)
+	// Ready says why states can not be written now; nil when they can.
+	Ready(ctx context.Context) error
 	Close() error
 }
 

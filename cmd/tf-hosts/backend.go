@@ -37,7 +37,7 @@ func (o *serveOptions) addFlags(c *cobra.Command) {
 	f.StringVar(&o.dir, "dir", "", "folder of the states (required)")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:8080", "address to listen on")
 	f.StringVar(&o.users, "users", "", "credentials file: a JSON list of {name, password} or {name, password_sha256}")
-	f.StringVar(&o.certFile, "tls-cert", "", "PEM file of the certificate chain")
+	f.StringVar(&o.certFile, "tls-cert", "", "PEM file of the certificate chain; read again when it changes")
 	f.StringVar(&o.certKey, "tls-key", "", "PEM file of the certificate's key")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without credentials; on loopback only")
 	f.BoolVar(&o.unlocked, "allow-unlocked-writes", false, "accept writes without a lock")
@@ -76,7 +76,7 @@ func (p *program) runServe(ctx context.Context, opts *serveOptions) error {
 		return tfhosts.WithExit(tfhosts.ExitUsage, "give both", errors.New("--tls-cert and --tls-key belong together"))
 	}
 	if opts.certFile != "" {
-		tlsConfig, err := server.LoadTLS(opts.certFile, opts.certKey)
+		tlsConfig, err := server.LoadTLS(opts.certFile, opts.certKey, cfg.Logger)
 		if err != nil {
 			return tfhosts.WithExit(tfhosts.ExitUsage, "", err)
 		}
