@@ -23,6 +23,8 @@ type outcome struct {
 	state string
 	// phase is how far the record came; see activate.sh.
 	phase string
+	// old is the system that ran before.
+	old string
 	// word is the verdict's first word, reason the rest.
 	word, reason string
 	// code is the exit code of the switch, -1 when it did not end.
@@ -41,21 +43,33 @@ type outcome struct {
 // form too. What an end of the connection, of this process or of the unit leaves
 // behind is settled on the host.
 func (d *deploy) activate(ctx context.Context) error {
-	d.outcome = outcome{record: d.newRecord(), code: -1}
+	if name := d.adoptable(); name != "" {
+		if done, err := d.adopt(ctx, name); done || err != nil {
+			return err
+		}
+	}
+	d.outcome = outcome{record: d.id, code: -1}
 	if err := d.step(ctx, "activate.start", "activate", d.limits.command, d.start); err != nil {
 		return err
 	}
+	if err := d.follow(ctx); err != nil {
+		return err
+	}
+	return d.outcomeError(ctx)
+}
+
+// follow waits for the activation of the record at hand, and confirms it where the
+// host waits for that.
+func (d *deploy) follow(ctx context.Context) error {
 	// The switch, the way back, and what surrounds them.
 	limit := d.lockWait() + 3*d.limits.activate + 2*d.limits.connect
 	if err := d.step(ctx, "activate.wait", "activate", limit, d.wait); err != nil {
 		return err
 	}
-	if d.outcome.state == "alive" {
-		if err := d.confirmed(ctx); err != nil {
-			return err
-		}
+	if d.outcome.state != "alive" {
+		return nil
 	}
-	return d.outcomeError(ctx)
+	return d.confirmed(ctx)
 }
 
 // guarded says whether the host waits for a confirmation. A system that is only
@@ -112,10 +126,13 @@ const pollSeconds = 5
 // confirmation: then the outcome's state is "alive".
 func (d *deploy) wait(ctx context.Context) error { return d.waitFor(ctx, "confirm") }
 
+// settleTries is how often a record is asked to be settled. A host that goes down
+// may take the unit that does it along, more than once.
+const settleTries = 20
+
 // waitFor waits for the verdict, or for the phase where it is not empty.
 func (d *deploy) waitFor(ctx context.Context, phase string) error {
-	settled := false
-	for {
+	for tries := 0; ; {
 		err := d.poll(ctx, phase)
 		if err != nil {
 			return err
@@ -127,11 +144,15 @@ func (d *deploy) waitFor(ctx context.Context, phase string) error {
 			}
 		case "gone":
 			// The unit was killed, or the host went down under it.
-			if settled {
+			if tries == settleTries {
 				return nil
 			}
-			if settled, err = d.settle(ctx); err != nil {
+			down, err := d.settle(ctx)
+			if err != nil {
 				return err
+			}
+			if !down {
+				tries++
 			}
 		default:
 			return nil
@@ -139,25 +160,25 @@ func (d *deploy) waitFor(ctx context.Context, phase string) error {
 	}
 }
 
-// settle has the host end a record without a verdict. It is false while the host
-// is shutting down; then it waits a second.
+// settle has the host end a record without a verdict, and gives it a second to
+// begin. It is true while the host is shutting down.
 func (d *deploy) settle(ctx context.Context) (bool, error) {
 	res, err := d.script(ctx, settleScript, nil, d.outcome.record)
-	if err != nil || res.Code != 75 {
-		return true, err
+	if err != nil {
+		return false, err
 	}
 	select {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	case <-time.After(time.Second):
-		return false, nil
+		return res.Code == 75, nil
 	}
 }
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) }
 
 func (d *deploy) poll(ctx context.Context, phase string) error {
-	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)), phase)
+	res, err := d.script(ctx, waitScript, nil, d.outcome.record, strconv.Itoa(pollSeconds), strconv.Itoa(len(d.outcome.log)), phase, d.id)
 	if err != nil {
 		return err
 	}
@@ -183,6 +204,8 @@ func (o *outcome) read(text string) ([]string, error) {
 			next.state = value
 		case "phase":
 			next.phase = value
+		case "old":
+			next.old = value
 		case "code":
 			if n, err := strconv.Atoi(value); err == nil {
 				next.code = n
@@ -212,7 +235,7 @@ func (o *outcome) read(text string) ([]string, error) {
 func (d *deploy) outcomeError(ctx context.Context) error {
 	o := &d.outcome
 	f := &failure{log: append(lastLines(strings.Join(o.log, "\n"), 20), o.journal...), units: o.newly}
-	seeLog := "see the host's journal: " + d.sshRoot("journalctl --unit="+d.verdict.Unit)
+	seeLog := "see the host's log: " + d.sshRoot("cat /var/log/tf-hosts/activation.log")
 	switch o.word {
 	case "deployed", "degraded":
 		return nil
@@ -222,8 +245,9 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 	case "rolled_back":
 		f.status = tfhosts.RolledBack
 		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
-		f.hint = d.unhealthyHint
-		if f.hint == "" {
+		if d.unhealthy != nil {
+			f.hint = d.unhealthy.hint
+		} else {
 			f.hint = "mend the system and apply again; what the host says: " + d.sshRoot("journalctl --boot --priority=warning --lines=50")
 		}
 	case "rollback_failed":
@@ -266,20 +290,4 @@ func orNone(s string) string {
 		return "nothing known"
 	}
 	return s
-}
-
-// release removes the record that was read, and after a success the root of the
-// new system. The verdict stands without it: what stays is removed by a later run.
-func (d *deploy) release(ctx context.Context, success bool) {
-	yes := "no"
-	if success {
-		yes = "yes"
-	}
-	err := d.step(ctx, "root.release", "verify", d.limits.command, func(ctx context.Context) error {
-		_, err := d.script(ctx, releaseScript, nil, d.outcome.record, yes)
-		return err
-	})
-	if err != nil {
-		d.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "root.release", Message: "the record of the activation stays on the host: " + err.Error()})
-	}
 }

@@ -44,7 +44,7 @@ func (d *deploy) answer(ctx context.Context) error {
 		word, why = decisionExpired, err.Error()
 		var unhealthy *failure
 		if errors.As(err, &unhealthy) {
-			why, d.unhealthyHint = unhealthy.Error(), unhealthy.hint
+			why, d.unhealthy = unhealthy.Error(), unhealthy
 		}
 	}
 	return errors.Join(err, d.step(ctx, "activate.confirm", "confirm", d.limits.command, func(ctx context.Context) error {

@@ -11,7 +11,8 @@
 //	verdict := r.Deploy(ctx, runner.Request{Name: "prod.app1", Node: node})
 //
 // The operations have stable names, used by events, fault tests and docs: build,
-// connect, observe, health.before, root.link, space.check, copy, copy.check, check,
-// activate.start, activate.wait, activate.reconnect, health.after, activate.confirm,
-// activate.result, verify, root.release.
+// connect, observe, record.settle, record.read, health.before, root.link,
+// space.check, copy, copy.check, check, activate.start, activate.wait,
+// activate.reconnect, health.after, activate.confirm, activate.result, verify,
+// root.release.
 package runner

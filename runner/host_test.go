@@ -28,11 +28,22 @@ type bed struct {
 
 func newBed(t testing.TB, host fleettest.HostConfig) *bed {
 	t.Helper()
-	fleettest.Require(t)
+	setNixEnv(t)
+	return bootBed(t, host)
+}
+
+// setNixEnv is for a test whose parallel subtests boot their own beds.
+func setNixEnv(t testing.TB) {
+	t.Helper()
 	for _, kv := range fleettest.NixEnv() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
 	}
+}
+
+func bootBed(t testing.TB, host fleettest.HostConfig) *bed {
+	t.Helper()
+	fleettest.Require(t)
 	f := fleettest.New(t, fleettest.Config{Hosts: []fleettest.HostConfig{host}})
 	b := &bed{t: t, fleet: f, host: f.Hosts[0]}
 	pool := hostconn.NewPool(hostconn.Config{KnownHosts: filepath.Join(t.TempDir(), "known_hosts"), DeadAfter: 4 * time.Second})

@@ -21,6 +21,7 @@ type state struct {
 	freeKiB                   int64  // -1 where it is unknown
 	hasNix, hasSystemd, valid bool
 	failed                    []string
+	records                   []record
 }
 
 var errAnswer = errors.New("the host's answer is incomplete")
@@ -57,6 +58,10 @@ func parseState(text string) (*state, error) {
 			s.hasSystemd = true
 		case "failed":
 			s.failed = append(s.failed, value)
+		case "record":
+			if r, ok := parseRecord(value); ok {
+				s.records = append(s.records, r)
+			}
 		case "end":
 			whole = true
 		}
@@ -117,14 +122,28 @@ func (d *deploy) resource() lifecycle.Resource {
 	return lifecycle.Resource{Name: d.req.Name, Type: systemType(), Exists: true, Fields: fields}
 }
 
-// Observe asks the host in one round trip.
+// Observe asks the host in one round trip, and again where an earlier activation
+// had still to end.
 func (d *deploy) Observe(ctx context.Context) (lifecycle.Observation, error) {
+	o, err := d.observe(ctx)
+	if err != nil || d.begun || len(d.last.records) == 0 {
+		return o, err
+	}
+	again, err := d.readRecords(ctx)
+	if err != nil || !again {
+		return o, err
+	}
+	d.first = nil
+	return d.observe(ctx)
+}
+
+func (d *deploy) observe(ctx context.Context) (lifecycle.Observation, error) {
 	op, key := "observe", "observe"
 	if d.first != nil {
 		op, key = "verify", "verify"
 	}
 	err := d.step(ctx, op, key, d.limits.command, func(ctx context.Context) error {
-		res, err := d.script(ctx, observeScript, nil, d.system)
+		res, err := d.script(ctx, observeScript, nil, d.system, d.id)
 		if err != nil {
 			return err
 		}

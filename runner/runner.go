@@ -71,6 +71,8 @@ type deploy struct {
 	verdict tfhosts.Verdict
 	conn    *hostconn.Conn
 	target  hostconn.Target
+	// id names the deploy on the host: its record, and who reads one.
+	id string
 	// system is the store path to deploy; drv its derivation, for a build on the
 	// host.
 	system, drv string
@@ -81,16 +83,16 @@ type deploy struct {
 	// bootOnly: an inhibitor keeps the new system from being activated, and by
 	// the node's policy it is what boots next.
 	bootOnly bool
-	// unhealthyHint is how to repeat the check that kept the activation from being
-	// confirmed.
-	unhealthyHint string
-	outcome       outcome
+	// unhealthy are the checks that kept the activation from being confirmed.
+	unhealthy *failure
+	outcome   outcome
 }
 
 // Deploy takes one node from connection to verdict. It never panics on what a
 // host answers, and always returns a verdict with a status.
 func (r *Runner) Deploy(ctx context.Context, req Request) tfhosts.Verdict {
 	d := &deploy{r: r, req: req, limits: limitsOf(req.Settings.Limits)}
+	d.id = d.newRecord()
 	d.verdict = tfhosts.Verdict{Node: req.Name, Started: time.Now(), Seconds: map[string]float64{}}
 
 	ctx, cancel := context.WithCancelCause(ctx)

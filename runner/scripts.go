@@ -7,9 +7,27 @@ const toolPath = `PATH=/run/current-system/sw/bin:/nix/var/nix/profiles/default/
 export PATH
 `
 
-// observeScript prints one "key value" a line. $1 is the wanted system. The boot
+// attended says whether a deployer other than $2 reads record $1: a waiting one
+// leaves the uptime of its last look, and may be away for as long as it takes to
+// dial again.
+const attended = `
+B=/var/lib/tf-hosts/runs
+attended() {
+	read -r now _ </proc/uptime
+	for reader in "$1"/readers/*; do
+		[ -e "$reader" ] && [ "${reader##*/}" != "$2" ] || continue
+		seen=$(cat "$reader")
+		seen=$((${now%.*} - ${seen:-0}))
+		[ "$seen" -ge 0 ] && [ "$seen" -lt 10 ] && return 0
+	done
+	return 1
+}
+`
+
+// observeScript prints one "key value" a line. $1 is the wanted system, $2 the
+// name of the deployer. The boot
 // default is read where a boot loader says it in plain text: systemd-boot and GRUB.
-const observeScript = toolPath + `
+const observeScript = toolPath + attended + `
 P=/nix/var/nix/profiles/system
 say() { printf '%s %s\n' "$1" "$2"; }
 link() { [ -e "$2" ] && say "$1" "$(readlink -f "$2")"; }
@@ -33,6 +51,21 @@ if [ -d /run/systemd/system ]; then
 	systemctl list-units --state=failed --plain --no-legend --no-pager --full 2>/dev/null |
 		while read -r unit _; do say failed "$unit"; done
 fi
+# Records of earlier activations: NAME STATE PHASE ACTION SYSTEM.
+for D in "$B"/*; do
+	[ -e "$D/phase" ] || [ -e "$D/verdict" ] || continue
+	name=${D##*/} state=gone
+	if [ -e "$D/verdict" ]; then
+		attended "$D" "$2" && continue
+		state=ended
+	elif [ ! -d /run/systemd/system ]; then
+		kill -0 "$(cat "$D/pid")" 2>/dev/null && state=alive
+	else
+		# An empty answer is a manager that is being replaced.
+		case $(systemctl is-active "tf-hosts-$name.service" 2>/dev/null) in inactive | failed | unknown) ;; *) state=alive ;; esac
+	fi
+	say record "$name $state $(cat "$D/phase" 2>/dev/null || echo none) $(cat "$D/action") $(cat "$D/new")"
+done
 say end yes
 `
 
@@ -126,9 +159,12 @@ launch() {
 const startScript = toolPath + launch + `
 B=/var/lib/tf-hosts/runs D=$B/$1
 [ -e "$D/used" ] && exit 0
-mkdir -p "$D" && chmod 700 "$B" || exit 1
-find "$B" -mindepth 2 -maxdepth 2 -name verdict -mmin +60 2>/dev/null |
-	while read -r old; do rm -rf "${old%/verdict}"; done
+# Twice: another run may remove the folder above when it is empty.
+mkdir -p "$D" 2>/dev/null || mkdir -p "$D" && chmod 700 "$B" || exit 1
+# What never started says nothing.
+for other in "$B"/*; do
+	[ -e "$other/used" ] || find "$other" -maxdepth 0 -mmin +60 -exec rm -rf {} +
+done
 cat >"$D/activate.sh.tmp" && mv "$D/activate.sh.tmp" "$D/activate.sh" || exit 1
 put() { printf '%s\n' "$2" >"$D/$1" || exit 1; }
 put new "$2"; put action "$3"; put limit "$4"; put policy "$5"; put inhibitor "$6"
@@ -155,7 +191,7 @@ readlink "$D/decision"
 `
 
 // waitScript waits up to $2 seconds for the verdict of record $1, or for its phase
-// $4, then prints what there is, the log from line $3 on. The unit's state is asked for before
+// $4, then prints what there is, the log from line $3 on; $5 is who reads. The unit's state is asked for before
 // the verdict is looked for: the other order can miss a verdict.
 const waitScript = toolPath + `
 D=/var/lib/tf-hosts/runs/$1 unit=tf-hosts-$1.service t=0
@@ -170,6 +206,11 @@ alive() {
 	fi
 }
 while :; do
+	if [ -d "$D" ]; then
+		mkdir -p "$D/readers"
+		read -r now _ </proc/uptime
+		echo "${now%.*}" >"$D/readers/$5"
+	fi
 	if alive; then state=alive; else state=gone; fi
 	[ -e "$D/verdict" ] && state=ended
 	[ "$state" = alive ] && [ "$t" -lt $(($2 * 4)) ] || break
@@ -180,6 +221,7 @@ done
 [ -d "$D" ] || state=none
 say state "$state"
 [ ! -e "$D/phase" ] || say phase "$(cat "$D/phase")"
+[ ! -e "$D/old" ] || say old "$(cat "$D/old")"
 [ ! -e "$D/code" ] || say code "$(cat "$D/code")"
 if [ "$state" = ended ]; then
 	say verdict "$(cat "$D/verdict")"
@@ -195,10 +237,29 @@ fi
 say end yes
 `
 
-// releaseScript removes the record $1 that was read. After a success ($2 is yes)
-// the profile roots the new system; the old one stays rooted for a way back.
-const releaseScript = `
-rm -rf "/var/lib/tf-hosts/runs/$1"
+// releaseScript removes the record $1 that the deployer $3 has read, unless another
+// one still reads it; its log is kept until the next one. After a success ($2 is
+// yes) the profile roots the new system; the old one stays rooted for a way back.
+// What nobody reads any more of earlier runs is printed and removed.
+const releaseScript = attended + `
+L=/var/log/tf-hosts
+if [ -n "$1" ]; then
+	rm -f "$B/$1/readers/$3"
+	if [ ! -d "$B/$1" ]; then
+		:
+	elif attended "$B/$1" "$3"; then
+		touch "$B/$1/read"
+	else
+		mkdir -p "$L" && mv -f "$B/$1/log" "$L/activation.log"
+		rm -rf "${B:?}/$1"
+	fi
+fi
+for D in "$B"/*; do
+	[ -e "$D/verdict" ] && [ "$D" != "$B/$1" ] && ! attended "$D" "$3" || continue
+	[ -e "$D/read" ] || printf 'left %s: %s\n' "$(cat "$D/who")" "$(cat "$D/verdict")"
+	rm -rf "$D"
+done
+rmdir "$B" "${B%/*}" 2>/dev/null
 [ "$2" != yes ] || rm -f /nix/var/nix/gcroots/tf-hosts/new
 `
 

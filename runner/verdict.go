@@ -154,7 +154,7 @@ func (d *deploy) conclude(err error) {
 	if d.begun {
 		v.NewPath = "" // not known
 		v.Sentence = "the activation began and its end was not seen: " + v.Sentence
-		v.Hint = "the activation goes on without us; see how it ended: " + d.sshRoot("journalctl --unit="+v.Unit)
+		v.Hint = "the activation goes on without us; see how it ended: " + d.sshRoot("tail -n 20 /var/lib/tf-hosts/runs/"+d.outcome.record+"/log /var/lib/tf-hosts/runs/"+d.outcome.record+"/verdict")
 	}
 }
 
