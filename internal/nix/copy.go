@@ -17,9 +17,9 @@ import (
 
 // Path is one member of a closure.
 type Path struct {
-	Path string
+	Path string `json:"path"`
 	// NarSize is in bytes, uncompressed, as it goes over the wire.
-	NarSize int64
+	NarSize int64 `json:"nar_size"`
 }
 
 func (c *Client) closureArgv(path string) []string {
