@@ -129,7 +129,11 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 				fmt.Errorf("the plan removes %q, which serves the state of this graph", c.Name))
 		}
 	}
-	s.announce(changes)
+	s.showLeaving(changes)
+	if err := s.build(ctx, changes); err != nil {
+		return nil, false, err
+	}
+	s.showDiffs(ctx, changes)
 	if s.Ask != nil && !s.args.autoApprove {
 		ok, err := s.Ask(fmt.Sprintf("%s as planned above?", s.Verb.Name))
 		if err != nil {
@@ -138,9 +142,6 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 		if !ok {
 			return nil, false, ErrDeclined
 		}
-	}
-	if err := s.build(ctx, changes); err != nil {
-		return nil, false, err
 	}
 	s.rememberChanges(changes)
 	if err := s.fault("apply"); err != nil {
@@ -207,33 +208,9 @@ func (s *session) isStale(plan string) bool {
 	return was[0].Str != is[0].Str || was[1].Int() != is[1].Int()
 }
 
-// announce names what the plan does to each node: the system that the last
-// verdict saw on the host, and the one that is to come.
-func (s *session) announce(changes []tofu.NodeChange) {
-	record, err := ReadRecord(s.workDir)
-	if err != nil {
-		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Message: err.Error()})
-		record = &Record{}
-	}
-	for _, c := range changes {
-		if c.Leaves {
-			s.event(tfhosts.Event{Kind: tfhosts.EventNotice, Node: c.Name, Op: "plan", Message: "leaves the graph; its host keeps its configuration"})
-			continue
-		}
-		old := record.Nodes[c.Name].NewPath
-		if old == "" {
-			old = "unknown"
-		}
-		message := fmt.Sprintf("%s -> %s", shortPath(old), shortPath(c.After.ConfigIdentity))
-		if c.Reason != "" {
-			message += " (" + c.Reason + ")"
-		}
-		s.event(tfhosts.Event{Kind: tfhosts.EventNotice, Node: c.Name, Op: "plan", Message: message})
-	}
-}
-
 // build builds all systems of a plan in one go, before the apply. A system that
-// does not build fails its own node and no other.
+// does not build fails its own node and no other. Memory stays bounded: identify
+// evaluates one node after the other, and one nix builds all derivations.
 func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
 	s.setBuilt(nil)
 	var identities []string

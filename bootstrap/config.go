@@ -8,6 +8,7 @@ import (
 	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/internal/nix"
 	"fediversity.eu/tf-hosts/internal/tofu"
 )
 
@@ -33,8 +34,10 @@ type Config struct {
 	// Color keeps OpenTofu's colours.
 	Color bool
 	// Ask confirms a plan; nil never asks.
-	Ask    func(question string) (bool, error)
-	Events func(tfhosts.Event)
+	Ask func(question string) (bool, error)
+	// BuildPlan: plan builds what it would deploy, for the closure diff.
+	BuildPlan bool
+	Events    func(tfhosts.Event)
 	// Interrupt is closed at the first INT, TERM or HUP.
 	Interrupt <-chan struct{}
 	// Bootstrap is BOOTSTRAP=1, AllowLost BOOTSTRAP_ALLOW_LOST_STATE=1,
@@ -70,6 +73,12 @@ type Worker struct {
 	// Build builds all identities in one go. The error is that of the whole
 	// build; what one identity lacks is in its Built.
 	Build func(ctx context.Context, identities []string) (map[string]Built, error)
+	// Outputs maps identities to the store paths of their systems, which need
+	// not be built; those that it can not tell are left out. It builds nothing.
+	Outputs func(ctx context.Context, identities []string) (map[string]string, error)
+	// Closures lists the packages of systems; those that are not on this machine
+	// are left out. Outputs and Closures are nil where there is no closure diff.
+	Closures func(ctx context.Context, systems []string) (map[string][]nix.Path, error)
 	// Deploy brings one node to a built system.
 	Deploy func(ctx context.Context, req DeployRequest) tfhosts.Verdict
 	// Names applies published_names_expr to a submission, a JSON file. An error

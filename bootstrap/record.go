@@ -58,7 +58,13 @@ func (s *session) record(code int, changes []tofu.NodeChange) error {
 	}
 	for name, v := range s.results.all() {
 		identity := s.nodes[name].ConfigIdentity
-		r.Nodes[name] = NodeRecord{Run: s.id, Identity: identity, Built: s.built[identity].Out, Verdict: v}
+		r.Nodes[name] = NodeRecord{
+			Run: s.id, Identity: identity, Built: s.built[identity].Out, System: seen(v, r.Nodes[name]), Verdict: v,
+		}
 	}
-	return r.write(s.workDir, s.Fault)
+	if err := r.write(s.workDir, s.Fault); err != nil {
+		return err
+	}
+	s.warn("packages", s.sweepLists(r)) // a list too many loses nothing
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/backend/server"
 	"fediversity.eu/tf-hosts/backend/store"
+	"fediversity.eu/tf-hosts/internal/nix"
 	"fediversity.eu/tf-hosts/internal/tofu"
 )
 
@@ -109,6 +111,9 @@ type rig struct {
 	work                     string
 	fault                    func(string) error
 	release                  func([]string) error
+	ask                      func(string) (bool, error)
+	buildPlan                bool
+	closures                 func(systems []string) (map[string][]nix.Path, error)
 	// configure, when set, changes the Config of each run.
 	configure func(*Config)
 }
@@ -197,7 +202,7 @@ func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answe
 		Setup: r.setup, Verb: v, Args: args, StateDir: filepath.Join(r.dir, work), CallerDir: r.dir,
 		Bootstrap: r.boot, AllowLost: r.allowLost, ReclaimOwnLock: r.reclaim, Fault: r.fault, Wait: 20 * time.Second,
 		Executable: []string{self}, Engine: r.find, Environ: append(os.Environ(), asRun+"=1"),
-		Answer: answer, Story: story, Interrupt: interrupt,
+		Answer: answer, Story: story, Interrupt: interrupt, Ask: r.ask, BuildPlan: r.buildPlan,
 		Events: func(e tfhosts.Event) {
 			r.mu.Lock()
 			r.events = append(r.events, e)
@@ -216,6 +221,19 @@ func (r *rig) config(self string, v tfhosts.Verb, interrupt chan struct{}, answe
 			},
 			Build:   func(_ context.Context, ids []string) (map[string]Built, error) { return r.build(ids) },
 			Release: r.release,
+			Outputs: func(_ context.Context, ids []string) (map[string]string, error) {
+				outs := map[string]string{}
+				for _, id := range ids {
+					outs[id] = strings.TrimSuffix(id, ".drv")
+				}
+				return outs, nil
+			},
+			Closures: func(_ context.Context, systems []string) (map[string][]nix.Path, error) {
+				if r.closures == nil {
+					return nil, nil
+				}
+				return r.closures(systems)
+			},
 			Deploy: func(_ context.Context, req DeployRequest) tfhosts.Verdict {
 				v := r.deploy(req)
 				r.mu.Lock()

@@ -212,42 +212,6 @@ func (s *session) watchInterrupt() (stop func()) {
 	}
 }
 
-// plan shows what an apply would do. tofu's output is the answer.
-func (s *session) plan(ctx context.Context) (int, error) {
-	args := s.planArgs(s.args.out, s.limits)
-	if s.args.detailedExitcode {
-		args = append(args, "-detailed-exitcode")
-	}
-	s.step("plan", "planning")
-	code, err := s.runTofu(ctx, "plan", append(args, s.args.operands...), s.Answer, nil)
-	if err != nil {
-		return tfhosts.ExitFailed, err
-	}
-	if code == 0 || code == 2 && s.args.detailedExitcode {
-		return code, nil
-	}
-	err = s.tofuError("plan", code)
-	return tfhosts.ExitCodeOf(err), err
-}
-
-func (s *session) planArgs(out string, extra []string) []string {
-	args := []string{"plan", "-input=false", s.args.parallelism}
-	if s.Verb.Writes || s.args.lock {
-		args = append(args, s.args.lockTimeout)
-	} else {
-		// A plan that nobody applies disturbs no apply beside it: a state is
-		// read as a whole, and a saved plan is checked for staleness.
-		args = append(args, "-lock=false")
-	}
-	if s.Verb.Name == "destroy" {
-		args = append(args, "-destroy")
-	}
-	if out != "" {
-		args = append(args, "-out="+out)
-	}
-	return append(append(args, extra...), s.args.flags...)
-}
-
 // other runs a verb that is one command of tofu's.
 func (s *session) other(ctx context.Context) (int, error) {
 	args := append([]string{}, s.Verb.Tofu...)

@@ -117,7 +117,7 @@ func (s *session) open(ctx context.Context) error {
 		if err := s.unmark(); err != nil {
 			return err
 		}
-		for _, dir := range []string{s.workDir, s.journalDir(), s.salvageDir()} {
+		for _, dir := range []string{s.workDir, s.journalDir(), s.salvageDir(), s.packagesDir()} {
 			if err := durable.Sweep(dir); err != nil {
 				return err
 			}

@@ -39,7 +39,26 @@ type NodeRecord struct {
 	// Identity is the config identity that was to be deployed, Built its system.
 	Identity string `json:"identity,omitempty"`
 	Built    string `json:"built,omitempty"`
+	// System is the one that a verdict last saw running on the host.
+	System string `json:"system,omitempty"`
 	tfhosts.Verdict
+}
+
+// system is what runs on the host as far as verdicts know.
+func (n NodeRecord) system() string {
+	if n.System == "" {
+		return n.NewPath
+	}
+	return n.System
+}
+
+// seen is the system that a verdict leaves known. One that never saw the host
+// leaves what was known before, one that lost it during the activation nothing.
+func seen(v tfhosts.Verdict, before NodeRecord) string {
+	if v.OldPath == "" && v.NewPath == "" {
+		return before.system()
+	}
+	return v.NewPath
 }
 
 func verdictPath(workDir string) string { return filepath.Join(workDir, "verdict.json") }

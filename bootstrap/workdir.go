@@ -34,6 +34,7 @@ const lockRetry = 250 * time.Millisecond
 //	journal/       every state that the relay was given
 //	salvage/       states that could not be stored
 //	roots/         GC roots of what was built here
+//	packages/      what the systems on the hosts consist of
 //	known_hosts    keys accepted on first contact
 //	pins/NODE      the node's pinned host key, for the system's ssh
 //	verdict.json   the last verdict of each node

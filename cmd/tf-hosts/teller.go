@@ -149,6 +149,11 @@ func (t *teller) event(e tfhosts.Event) {
 		prefix = "[" + e.Group + "] " + prefix
 	}
 	t.line(prefix + eventText(e))
+	if e.Diff != nil {
+		for _, line := range diffLines(e.Diff) {
+			t.line(prefix + e.Node + ": " + line)
+		}
+	}
 }
 
 func eventText(e tfhosts.Event) string {

@@ -13,12 +13,15 @@ import (
 )
 
 type verbOptions struct {
-	ask, onFailed bool
+	ask, onFailed, build bool
 }
 
 func (o *verbOptions) addFlags(c *cobra.Command, verb tfhosts.Verb) {
 	if verb.Name == "apply" {
 		c.Flags().BoolVar(&o.ask, "ask", false, "show the plan and ask before it is applied")
+	}
+	if verb.Name == "plan" {
+		c.Flags().BoolVar(&o.build, "build", false, "build what would be deployed, to compare its packages with those of the host")
 	}
 	if verb.Name == "apply" || verb.Name == "plan" {
 		c.Flags().BoolVar(&o.onFailed, "on-failed", false, "limit the verb to the nodes whose last deploy failed")
@@ -74,7 +77,7 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 
 // forVerb makes cfg that of one verb.
 func (p *program) forVerb(cfg *bootstrap.Config, opts *verbOptions, verb tfhosts.Verb, args []string) {
-	cfg.Verb, cfg.Args, cfg.OnFailed = verb, args, opts.onFailed
+	cfg.Verb, cfg.Args, cfg.OnFailed, cfg.BuildPlan = verb, args, opts.onFailed, opts.build
 	if on := p.environment().Value("TF_HOSTS_ON"); on != "" && verb.Selects {
 		cfg.On = []string{on}
 	}

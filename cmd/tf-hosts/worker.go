@@ -46,7 +46,10 @@ func (w *worker) close() error { return w.pool.Close() }
 
 // funcs is the worker as the wrapper knows it: flows never import flows.
 func (w *worker) funcs() bootstrap.Worker {
-	return bootstrap.Worker{Identity: w.identity, Build: w.build, Deploy: w.deploy, Names: w.names, Release: w.release, Forward: w.forward}
+	return bootstrap.Worker{
+		Identity: w.identity, Build: w.build, Outputs: w.nix.Outputs, Closures: w.nix.Closures,
+		Deploy: w.deploy, Names: w.names, Release: w.release, Forward: w.forward,
+	}
 }
 
 func (w *worker) identity(ctx context.Context, _, conf, given string) (string, error) {
