@@ -8,11 +8,12 @@ import (
 // Status is the outcome of one node.
 type Status string
 
-// The outcomes of a node. The first three are successes.
+// The outcomes of a node. The first four are successes.
 const (
 	Unchanged      Status = "unchanged"
 	Deployed       Status = "deployed"
 	RebootPending  Status = "reboot_pending"
+	DryRun         Status = "dry_run" // the goal dry-activate: nothing was changed
 	Unreachable    Status = "unreachable"
 	AuthFailed     Status = "auth_failed"
 	HostKeyChanged Status = "host_key_changed"
@@ -30,7 +31,7 @@ const (
 // statusCodes is the exit code of "tf-hosts run" for each status.
 func statusCodes() map[Status]int {
 	return map[Status]int{
-		Unchanged: 0, Deployed: 0, RebootPending: 0,
+		Unchanged: 0, Deployed: 0, RebootPending: 0, DryRun: 0,
 		Unreachable: 10, AuthFailed: 11, HostKeyChanged: 12, Locked: 13,
 		BuildFailed: 14, CopyFailed: 15, CheckRefused: 16, Timeout: 17,
 		Degraded: 18, RolledBack: 19, RollbackFailed: 20, Dropped: 21,
@@ -40,7 +41,7 @@ func statusCodes() map[Status]int {
 // Statuses lists all statuses in the order of their exit codes.
 func Statuses() []Status {
 	return []Status{
-		Unchanged, Deployed, RebootPending, Unreachable, AuthFailed, HostKeyChanged, Locked,
+		Unchanged, Deployed, RebootPending, DryRun, Unreachable, AuthFailed, HostKeyChanged, Locked,
 		BuildFailed, CopyFailed, CheckRefused, Timeout, Degraded, RolledBack, RollbackFailed, Dropped,
 	}
 }
@@ -72,11 +73,13 @@ type Verdict struct {
 	Health []HealthResult `json:"health,omitempty"`
 	// Tolerated: the node's settings (on_degraded = "warn") let this status pass.
 	Tolerated bool `json:"tolerated,omitempty"`
-	// Log is the last lines of the activation, oldest first.
+	// Log is the last lines of the activation, oldest first; all that the host said
+	// of a dry run.
 	Log []string `json:"log,omitempty"`
 	// Unit is the transient unit that activated.
 	Unit string `json:"unit,omitempty"`
-	// Seconds per step: connect, observe, copy, check, activate, verify, health.
+	// Seconds per step: connect, observe, copy, check, activate, verify, health,
+	// reboot.
 	Seconds     map[string]float64 `json:"seconds,omitempty"`
 	BytesCopied int64              `json:"bytes_copied,omitempty"`
 	Started     time.Time          `json:"started,omitzero"`

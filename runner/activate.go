@@ -74,7 +74,7 @@ func (d *deploy) follow(ctx context.Context) error {
 
 // guarded says whether the host waits for a confirmation. A system that is only
 // to be booted changes nothing that could lock us out.
-func (d *deploy) guarded() bool { return d.req.Settings.Guarded() && d.goal() == "switch" }
+func (d *deploy) guarded() bool { return d.req.Settings.Guarded() && d.goal() != goalBoot }
 
 // lockWait is how long the host waits for another activation: what a killed
 // deployer started ends with its guard.
@@ -98,13 +98,16 @@ func (d *deploy) start(ctx context.Context) error {
 	d.verdict.Unit = "tf-hosts-" + d.outcome.record + ".service"
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.limits.command)
 	defer cancel()
-	guard := "0"
+	guard, inhibitor := "0", d.req.Settings.OnInhibitor
+	if d.goal() == goalTest {
+		inhibitor = "" // it makes nothing the boot default
+	}
 	if d.guarded() {
 		guard = seconds(d.limits.guard)
 	}
 	res, err := d.script(ctx, startScript, activateScript,
 		d.outcome.record, d.system, d.goal(), seconds(d.limits.activate),
-		d.policy(), d.req.Settings.OnInhibitor, guard, seconds(d.lockWait()),
+		d.policy(), inhibitor, guard, seconds(d.lockWait()),
 		d.r.cfg.RunID+" since "+time.Now().UTC().Format(time.RFC3339))
 	if err != nil {
 		return err

@@ -14,5 +14,5 @@
 // connect, observe, record.settle, record.read, health.before, root.link,
 // space.check, copy, copy.check, check, activate.start, activate.wait,
 // activate.reconnect, health.after, activate.confirm, activate.result, verify,
-// root.release.
+// root.release, reboot.start, reboot.wait; activate.dry for the goal dry-activate.
 package runner

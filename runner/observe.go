@@ -22,6 +22,9 @@ type state struct {
 	hasNix, hasSystemd, valid bool
 	failed                    []string
 	records                   []record
+	// pending are the parts of the wanted system that only a boot starts and that
+	// differ from what was booted.
+	pending []string
 }
 
 var errAnswer = errors.New("the host's answer is incomplete")
@@ -56,6 +59,8 @@ func parseState(text string) (*state, error) {
 			s.valid = true
 		case "systemd":
 			s.hasSystemd = true
+		case "pending":
+			s.pending = append(s.pending, value)
 		case "failed":
 			s.failed = append(s.failed, value)
 		case "record":
@@ -104,10 +109,14 @@ const (
 )
 
 func (d *deploy) goal() string {
-	if d.bootOnly || d.req.Settings.Goal == "boot" {
-		return "boot"
+	if d.bootOnly {
+		return goalBoot
 	}
-	return "switch"
+	switch g := d.req.Settings.Goal; g {
+	case goalBoot, goalTest, goalDry:
+		return g
+	}
+	return goalSwitch
 }
 
 func (d *deploy) resource() lifecycle.Resource {
@@ -115,7 +124,10 @@ func (d *deploy) resource() lifecycle.Resource {
 		fieldProfile: lifecycle.Text(d.system),
 		fieldDefault: lifecycle.Text(d.system),
 	}
-	if d.goal() == "switch" {
+	if d.goal() == goalTest {
+		clear(fields) // they stay as they are
+	}
+	if d.goal() != goalBoot {
 		fields[fieldRunning] = lifecycle.Text(d.system)
 		fields[fieldUnits] = lifecycle.Text(healthy)
 	}

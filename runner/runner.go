@@ -127,11 +127,17 @@ func (d *deploy) run(ctx context.Context) error {
 	if err := d.connect(ctx); err != nil {
 		return err
 	}
+	if d.goal() == goalDry {
+		return d.dryRun(ctx)
+	}
 	res := lifecycle.Run(ctx, d.resource(), d)
 	if res.Err != nil {
 		return res.Err
 	}
-	return d.judge(ctx, res)
+	if err := d.judge(ctx, res); err != nil {
+		return err
+	}
+	return d.rebootIfNeeded(ctx)
 }
 
 func (d *deploy) build(ctx context.Context) error {
@@ -268,7 +274,7 @@ func (d *deploy) event(e tfhosts.Event) {
 }
 
 // limits are those of the setup with the built-in ones filled in.
-type limits struct{ connect, copy, activate, command, build, guard time.Duration }
+type limits struct{ connect, copy, activate, command, build, guard, reboot time.Duration }
 
 func limitsOf(l tfhosts.Limits) limits {
 	limit := func(set, builtin int) time.Duration {
@@ -284,6 +290,7 @@ func limitsOf(l tfhosts.Limits) limits {
 		command:  limit(l.Command, 60),
 		build:    limit(l.Build, 7200),
 		guard:    limit(l.Guard, 90),
+		reboot:   limit(l.Reboot, 600),
 	}
 }
 

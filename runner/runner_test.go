@@ -22,7 +22,8 @@ func TestScriptsAreCleanPOSIX(t *testing.T) {
 		"activate": string(activateScript), "observe": observeScript, "root": rootScript, "receive": receiveScript,
 		"stale": staleScript, "partial": deletePartialScript, "present": presentScript, "check": checkScript,
 		"start": startScript, "settle": settleScript, "wait": waitScript, "release": releaseScript,
-		"journal": journalScript, "command": commandScript, "realise": realiseScript,
+		"journal": journalScript, "command": commandScript, "dry": dryScript, "reboot": rebootScript, "booted": bootedScript,
+		"realise": realiseScript,
 	} {
 		file := filepath.Join(dir, name)
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {

@@ -43,6 +43,12 @@ for f in "/boot/loader/entries/$entry" "/boot/loader/entries/$entry.conf" /boot/
 	say default "$(sed -n 's|.*init=\(/nix/store/[^/]*\)/init.*|\1|p' "$f" | head -n 1)"
 	break
 done
+for part in kernel initrd kernel-modules init-interface-version; do
+	new=$1/$part old=/run/booted-system/$part
+	[ -e "$1" ] && [ -e /run/booted-system ] || break
+	[ -e "$new" ] || [ -e "$old" ] || continue
+	[ "$(readlink -f "$new")" = "$(readlink -f "$old")" ] || cmp -s "$new" "$old" || say pending "$part"
+done
 df -Pk /nix/store 2>/dev/null | { read -r _ && read -r _ _ _ free _ && say free "$free"; }
 command -v nix-store >/dev/null && say nix yes
 nix-store --check-validity "$1" 2>/dev/null && say valid yes

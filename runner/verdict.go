@@ -58,12 +58,11 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 		if f := d.finalHealth(ctx); f != nil {
 			return f
 		}
-		d.verdict.Status = tfhosts.Unchanged
-		d.verdict.Sentence = "already runs the wanted system"
+		d.succeed(res)
 		return nil
 	}
 	if res.Applied {
-		defer d.release(ctx, true)
+		defer d.release(ctx, d.goal() != goalTest) // what only runs stays rooted
 	}
 	var wrong []string
 	for _, diff := range res.Unverified {
@@ -99,23 +98,8 @@ func (d *deploy) judge(ctx context.Context, res lifecycle.Result) error {
 			err:  fmt.Errorf("the new system runs, and these units failed: %s", strings.Join(bad, " ")),
 			hint: d.ssh("systemctl status " + strings.Join(bad, " ")),
 		}
-	case d.goal() == "boot" && d.last.running != d.system:
-		d.verdict.Status = tfhosts.RebootPending
-		d.verdict.Sentence = "the next boot starts the new system"
-		if d.outcome.reason != "" {
-			d.verdict.Sentence += ": " + d.outcome.reason
-		}
-		d.verdict.Hint = d.sshRoot("systemctl reboot")
-	default:
-		d.verdict.Status = tfhosts.Deployed
-		d.verdict.Sentence = "runs the new system"
-		if d.outcome.reason != "" {
-			d.verdict.Sentence += ", " + d.outcome.reason
-		}
-		if len(d.last.failed) > 0 {
-			d.verdict.Sentence = "runs the new system; units that had failed before: " + strings.Join(d.last.failed, " ")
-		}
 	}
+	d.succeed(res)
 	return nil
 }
 
@@ -136,7 +120,11 @@ func (d *deploy) unitLog(ctx context.Context, units []string) []string {
 // conclude fills the verdict from the error that ended the deploy.
 func (d *deploy) conclude(err error) {
 	v := &d.verdict
-	v.Log = lastLines(strings.Join(d.outcome.log, "\n"), 20)
+	keep := 20
+	if v.Status == tfhosts.DryRun {
+		keep = len(d.outcome.log)
+	}
+	v.Log = lastLines(strings.Join(d.outcome.log, "\n"), keep)
 	if err == nil {
 		return
 	}

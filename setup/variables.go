@@ -62,6 +62,7 @@ func Variables() []Variable {
 		{Name: "TF_HOSTS_ON", Flag: "on", List: true, Doc: "nodes to limit the verb to: names, globs, @tags, each after ! to leave out, parted by commas"},
 		{Name: "DEPLOYMENT", Flag: "deployment", Doc: "submission that turns nodes off: the path of a JSON file, or a JSON object itself; see published_names_expr"},
 		{Name: "TF_HOSTS_ALLOW_EMPTY", Flag: "allow-empty", Bool: true, Doc: "let a submission turn off every node"},
+		{Name: "TF_HOSTS_REBOOT_IF_NEEDED", Flag: "reboot-if-needed", Bool: true, Doc: "apply, run: restart a node whose kernel or initrd is not the one of its new system, and wait for it"},
 		{Name: "NO_COLOR", Flag: "no-color", Bool: true, Doc: "no colours; as everywhere, any value counts"},
 	}
 }

@@ -109,6 +109,14 @@ func (p *program) wrapperConfig() (bootstrap.Config, *worker, error) {
 	if err != nil {
 		return cfg, nil, err
 	}
+	reboot, err := p.rebootIfNeeded()
+	if err != nil {
+		return cfg, nil, err
+	}
+	for name, node := range s.Nodes {
+		node.Runner = withReboot(node.Runner, reboot)
+		s.Nodes[name] = node
+	}
 	w := newWorker(s, bootstrap.WorkDir(stateDir, s.Backend.Address), p.teller.event)
 	cfg = bootstrap.Config{
 		Setup: s, StateDir: stateDir, CallerDir: p.dir, Executable: self,
