@@ -264,9 +264,18 @@ func TestAllRefuses(t *testing.T) {
 
 func TestAddressIsUsedPlainOrByAll(t *testing.T) {
 	r := newGroupRig(t)
+	inUse := func(plain, groups bool) {
+		t.Helper()
+		p, g, err := AddressesInUse(r.setup, filepath.Join(r.dir, "work"))
+		if p != plain || g != groups || err != nil {
+			t.Errorf("AddressesInUse = %v, %v, %v, want %v, %v", p, g, err, plain, groups)
+		}
+	}
 	r.want(0, "plan")
 	r.wantAll(0, "plan")
+	inUse(false, false)
 	r.want(0, "apply")
+	inUse(true, false)
 	for _, verb := range []string{"apply", "plan", "state-list"} {
 		if out := r.wantAll(tfhosts.ExitUsage, verb); len(out.deployed) != 0 || !strings.Contains(out.err.Error(), `without "all"`) {
 			t.Errorf("all %s on a plain address: deployed %q, %v", verb, out.deployed, out.err)
@@ -274,6 +283,14 @@ func TestAddressIsUsedPlainOrByAll(t *testing.T) {
 	}
 	r.want(0, "destroy")
 	r.wantAll(0, "apply")
+	inUse(false, true)
+	e, err := ExamineGroup(t.Context(), Config{Setup: r.setup, StateDir: filepath.Join(r.dir, "work")}, "g1")
+	if err != nil || e.State == nil || e.State.Resources == 0 || e.Served.Address != r.setup.Backend.Address+"-g1" {
+		t.Errorf("ExamineGroup of g1 = %+v, %v, want its state", e, err)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
 	for _, verb := range []string{"apply", "plan"} {
 		if out := r.want(tfhosts.ExitUsage, verb); len(out.deployed) != 0 || !strings.Contains(out.err.Error(), `used by "tf-hosts all" (group "g0")`) {
 			t.Errorf("%s on an address of all: deployed %q, %v", verb, out.deployed, out.err)

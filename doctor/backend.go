@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"al.essio.dev/pkg/shellescape"
@@ -13,10 +14,43 @@ import (
 	"fediversity.eu/tf-hosts/backend/client"
 )
 
+// checkBackend looks at the addresses that are in use: the setup's own, or those
+// of the groups. Where that is not known it looks at both, and a group's can not
+// fail.
 func (r *run) checkBackend(ctx context.Context) {
 	if r.Setup == nil || r.Backend == nil {
 		return
 	}
+	if len(r.Groups) > 0 && r.InUse.Groups {
+		r.add("backend", OK, `not looked at: the states are those of the groups ("tf-hosts all")`, "")
+	} else {
+		r.lookAtBackend(ctx)
+	}
+	if len(r.Groups) == 0 {
+		return
+	}
+	if r.InUse.Plain && !r.InUse.Groups {
+		r.add("backend groups", OK, `not looked at: the state is used without "all"`, "")
+		return
+	}
+	var wg sync.WaitGroup
+	for _, g := range r.Groups {
+		wg.Go(func() {
+			own := &run{Config: r.Config, links: r.links}
+			own.Backend = g.Backend
+			own.lookAtBackend(ctx)
+			for _, result := range own.results {
+				if result.Level == Fail && !r.InUse.Groups {
+					result.Level = Warn
+				}
+				r.add("group "+g.Group+" "+result.Check, result.Level, result.Message, result.Hint)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (r *run) lookAtBackend(ctx context.Context) {
 	b, err := r.Backend(ctx, r.forward)
 	if b.Close != nil {
 		defer func() {

@@ -67,6 +67,10 @@ type Config struct {
 	ReadWorkDir func() (WorkDir, error)
 	// Backend finds the backend as every verb does.
 	Backend func(ctx context.Context, forward Forward) (Backend, error)
+	// Groups are the backends of "tf-hosts all", where the setup has groups. Only
+	// they or Backend are in use; InUse says which, as far as this machine knows.
+	Groups []GroupBackend
+	InUse  InUse
 	// Foreign says why the holder of a lock is no dead run of this machine, or
 	// "" when it is.
 	Foreign func(holder api.LockInfo) (string, error)
@@ -91,6 +95,16 @@ type Backend struct {
 	Lost, LostHint string
 	Close          func() error
 }
+
+// GroupBackend is the backend of one group's graph.
+type GroupBackend struct {
+	Group   string
+	Backend func(ctx context.Context, forward Forward) (Backend, error)
+}
+
+// InUse says which addresses hold the fleet's states: the setup's own, or those
+// of its groups. Neither: this machine saw none yet.
+type InUse struct{ Plain, Groups bool }
 
 // Place is where the backend was looked for.
 type Place struct {

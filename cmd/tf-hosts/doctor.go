@@ -104,19 +104,29 @@ func (p *program) doctorConfig() (cfg doctor.Config, done func() error, err erro
 		return doctor.WorkDir{Mode: string(r.Mode), Salvage: r.Salvage, Journaled: r.Journaled, Holder: r.Holder}, err
 	}
 	cfg.Backend = func(ctx context.Context, forward doctor.Forward) (doctor.Backend, error) {
-		return p.examine(ctx, s, stateDir, forward)
+		return p.examine(ctx, s, stateDir, "", forward)
+	}
+	for _, group := range bootstrap.GroupsOf(s) {
+		cfg.Groups = append(cfg.Groups, doctor.GroupBackend{Group: group, Backend: func(ctx context.Context, forward doctor.Forward) (doctor.Backend, error) {
+			return p.examine(ctx, s, stateDir, group, forward)
+		}})
+	}
+	// What can not be read is told by the check of the working dir.
+	if plain, groups, err := bootstrap.AddressesInUse(s, stateDir); err == nil {
+		cfg.InUse = doctor.InUse{Plain: plain, Groups: groups}
 	}
 	cfg.Pool, done, err = p.lookingPool(s)
 	return cfg, done, err
 }
 
-// examine is the wrapper's own search for the backend: flows never import flows.
-func (p *program) examine(ctx context.Context, s *tfhosts.Setup, stateDir string, forward doctor.Forward) (doctor.Backend, error) {
+// examine is the wrapper's own search for the backend, or for that of a group:
+// flows never import flows.
+func (p *program) examine(ctx context.Context, s *tfhosts.Setup, stateDir, group string, forward doctor.Forward) (doctor.Backend, error) {
 	self, err := p.environment().Bool("BOOTSTRAP_SELF_BACKEND")
 	if err != nil {
 		return doctor.Backend{}, err
 	}
-	e, err := bootstrap.Examine(ctx, bootstrap.Config{
+	cfg := bootstrap.Config{
 		Setup: s, StateDir: stateDir, SelfBackend: self || s.Bootstrap, Interrupt: p.interrupt,
 		Worker: bootstrap.Worker{Forward: func(ctx context.Context, name string, _ tfhosts.SetupNode) (bootstrap.Forward, error) {
 			dial, err := forward(ctx, name)
@@ -124,7 +134,13 @@ func (p *program) examine(ctx context.Context, s *tfhosts.Setup, stateDir string
 				return dial(ctx, network, addr)
 			}, Close: func() error { return nil }}, err // the connection is the node's, and stays
 		}},
-	})
+	}
+	var e *bootstrap.Examination
+	if group == "" {
+		e, err = bootstrap.Examine(ctx, cfg)
+	} else {
+		e, err = bootstrap.ExamineGroup(ctx, cfg, group)
+	}
 	b := doctor.Backend{Client: e.Client, Lost: e.Lost, LostHint: e.LostHint, Close: e.Close, Holds: "there is none yet"}
 	for _, t := range e.Tried {
 		b.Tried = append(b.Tried, doctor.Place{Address: t.Address, Through: t.Through, Err: t.Err})
