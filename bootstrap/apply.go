@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func (s *session) apply(ctx context.Context) (int, error) {
 			return s.finish(ctx, s.changes, err)
 		}
 	}
-	changes, stale, err := s.applyPlan(ctx, plan)
+	changes, stale, err := s.applyPlan(ctx, plan, s.limits)
 	if stale {
 		s.notice("the state moved on since the plan; planning again")
 		plan = filepath.Join(s.runDir, planFile+"-again")
@@ -43,12 +44,16 @@ func (s *session) apply(ctx context.Context) (int, error) {
 		if perr := s.withinReviewed(ctx, saved, plan, changes); perr != nil {
 			return s.finish(ctx, s.changes, perr)
 		}
-		if changes, stale, err = s.applyPlan(ctx, plan); stale && err == nil {
-			err = tfhosts.WithExit(tfhosts.ExitFailed, "see who else writes this state, then run the same command again",
-				errors.New("the state moved on once more while the plan was applied"))
+		if changes, stale, err = s.applyPlan(ctx, plan, s.limits); stale && err == nil {
+			err = movedOnAgain()
 		}
 	}
 	return s.finish(ctx, append(s.changes, changes...), err)
+}
+
+func movedOnAgain() error {
+	return tfhosts.WithExit(tfhosts.ExitFailed, "see who else writes this state, then run the same command again",
+		errors.New("the state moved on once more while the plan was applied"))
 }
 
 // withinReviewed refuses a new plan that does more than the saved one that went
@@ -62,6 +67,16 @@ func (s *session) withinReviewed(ctx context.Context, saved, plan string, review
 	if err != nil {
 		return err
 	}
+	more := beyond(reviewed, changes)
+	if len(more) == 0 {
+		return nil
+	}
+	return tfhosts.WithExit(tfhosts.ExitFailed, "make and review a new one: tf-hosts plan -- -out="+saved,
+		fmt.Errorf("the saved plan is stale, and a new plan would do more than it: %s", strings.Join(more, ", ")))
+}
+
+// beyond names the changes that are not among the reviewed ones.
+func beyond(reviewed, changes []tofu.NodeChange) []string {
 	var more []string
 	for _, c := range changes {
 		same := func(r tofu.NodeChange) bool {
@@ -71,11 +86,7 @@ func (s *session) withinReviewed(ctx context.Context, saved, plan string, review
 			more = append(more, c.Name)
 		}
 	}
-	if len(more) == 0 {
-		return nil
-	}
-	return tfhosts.WithExit(tfhosts.ExitFailed, "make and review a new one: tf-hosts plan -- -out="+saved,
-		fmt.Errorf("the saved plan is stale, and a new plan would do more than it: %s", strings.Join(more, ", ")))
+	return more
 }
 
 // savedPlan is the plan file that the user named, absolute, or empty.
@@ -97,14 +108,20 @@ func (s *session) savedPlan() (string, error) {
 		fmt.Errorf("%s takes no operand %q", s.Verb.Name, ops[len(ops)-1]))
 }
 
-// planToFile says whether the plan changes anything.
+// planToFile says whether the plan changes anything. Its flags are those of the
+// user and extra.
 func (s *session) planToFile(ctx context.Context, out string, extra []string) (changed bool, err error) {
+	return s.planWith(ctx, out, slices.Concat(extra, s.args.flags), s.Story)
+}
+
+// planWith is planToFile with all its flags; story gets what tofu tells.
+func (s *session) planWith(ctx context.Context, out string, flags []string, story io.Writer) (changed bool, err error) {
 	if err := s.fault("plan"); err != nil {
 		return false, err
 	}
 	s.step("plan", "planning")
-	args := append(s.planArgs(out, extra), "-detailed-exitcode")
-	code, err := s.runTofu(ctx, "plan", args, s.Story, nil)
+	args := append(s.planArgs(out, flags), "-detailed-exitcode")
+	code, err := s.runTofu(ctx, "plan", args, story, nil)
 	if err != nil {
 		return false, err
 	}
@@ -114,41 +131,72 @@ func (s *session) planToFile(ctx context.Context, out string, extra []string) (c
 	case 2:
 		return true, nil
 	}
+	if story != s.Story {
+		s.showFailure("plan")
+	}
 	return false, s.tofuError("plan", code)
 }
 
-// applyPlan builds and applies a plan file. stale: tofu refused it because the
+// applyPlan builds and applies a plan that was made with the extra flags, wave by
+// wave where it changes nodes of several. stale: tofu refused it because the
 // state is no longer the one that was planned from; nothing was done then.
-func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.NodeChange, stale bool, err error) {
-	if changes, err = s.engine.NodeChanges(ctx, s.runDir, plan, s.env); err != nil {
+func (s *session) applyPlan(ctx context.Context, plan string, extra []string) (changes []tofu.NodeChange, stale bool, err error) {
+	if changes, err = s.review(ctx, plan); err != nil {
 		return nil, false, err
+	}
+	if parts := s.stages(changes); len(parts) > 1 {
+		changes, err = s.applyStages(ctx, parts, changes, extra)
+		return changes, false, err
+	}
+	stale, err = s.execute(ctx, plan)
+	return changes, stale, err
+}
+
+// review tells what a plan does, asks where that was wanted, and builds it.
+func (s *session) review(ctx context.Context, plan string) (changes []tofu.NodeChange, err error) {
+	if changes, err = s.engine.NodeChanges(ctx, s.runDir, plan, s.env); err != nil {
+		return nil, err
 	}
 	for _, c := range changes {
 		if c.Leaves && s.Verb.Name == "apply" && s.Setup.Self != nil && c.Name == s.Setup.Self.Node {
-			return nil, false, tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts destroy moves the state off it first",
+			return nil, tfhosts.WithExit(tfhosts.ExitUsage, "tf-hosts destroy moves the state off it first",
 				fmt.Errorf("the plan removes %q, which serves the state of this graph", c.Name))
 		}
 	}
 	s.showLeaving(changes)
 	if err := s.build(ctx, changes); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	s.showDiffs(ctx, changes)
-	if s.Ask != nil && !s.args.autoApprove {
-		ok, err := s.Ask(fmt.Sprintf("%s as planned above?", s.Verb.Name))
-		if err != nil {
-			return nil, false, err
-		}
-		if !ok {
-			return nil, false, ErrDeclined
-		}
+	if err := s.confirm(fmt.Sprintf("%s as planned above?", s.Verb.Name)); err != nil {
+		return nil, err
 	}
 	s.rememberChanges(changes)
+	return changes, nil
+}
+
+// confirm asks where that was wanted; ErrDeclined is a no.
+func (s *session) confirm(question string) error {
+	if s.Ask == nil || s.args.autoApprove {
+		return nil
+	}
+	ok, err := s.Ask(question)
+	if err == nil && !ok {
+		err = ErrDeclined
+	}
+	return err
+}
+
+// execute applies a plan file whose systems are built; stale is that of applyPlan.
+func (s *session) execute(ctx context.Context, plan string) (stale bool, err error) {
+	if err := s.reopenSocket(); err != nil {
+		return false, err
+	}
 	if err := s.fault("apply"); err != nil {
-		return changes, false, err
+		return false, err
 	}
 	s.step("apply", "applying")
-	posts := s.relay.Stats().Posts
+	posts, verdicts := s.relay.Stats().Posts, len(s.results.all())
 	args := []string{"apply", "-input=false", s.args.lockTimeout, s.args.parallelism}
 	if s.args.json {
 		args = append(args, "-json")
@@ -160,27 +208,23 @@ func (s *session) applyPlan(ctx context.Context, plan string) (changes []tofu.No
 		s.hand = nil
 	}
 	if ferr := s.fault("apply.done"); ferr != nil {
-		return changes, false, errors.Join(err, ferr)
+		return false, errors.Join(err, ferr)
 	}
 	path, serr := s.saveErrored()
 	if serr != nil {
-		return changes, false, errors.Join(err, tfhosts.WithExit(tfhosts.ExitSalvage, "", serr))
+		return false, errors.Join(err, tfhosts.WithExit(tfhosts.ExitSalvage, "", serr))
 	}
 	if path != "" {
-		return changes, false, errors.Join(err, salvageError(path, errors.New("the backend did not take it")))
+		return false, errors.Join(err, salvageError(path, errors.New("the backend did not take it")))
 	}
 	if code == 0 {
-		return changes, false, err
+		return false, err
 	}
 	// An apply that stored anything was not refused.
-	if err == nil && len(s.results.all()) == 0 && s.relay.Stats().Posts == posts && !s.interrupted() && s.isStale(plan) {
-		if err := s.openSocket(); err != nil {
-			return changes, true, err
-		}
-		s.env = append(s.env, "TF_HOSTS_SOCK="+s.hand.path) // the last of a name counts
-		return changes, true, nil
+	if err == nil && len(s.results.all()) == verdicts && s.relay.Stats().Posts == posts && !s.interrupted() && s.isStale(plan) {
+		return true, nil
 	}
-	return changes, false, errors.Join(err, s.tofuError("apply", code))
+	return false, errors.Join(err, s.tofuError("apply", code))
 }
 
 // isStale compares the state that a plan file holds with the one that the
@@ -208,16 +252,16 @@ func (s *session) isStale(plan string) bool {
 	return was[0].Str != is[0].Str || was[1].Int() != is[1].Int()
 }
 
-// build builds all systems of a plan in one go, before the apply. A system that
-// does not build fails its own node and no other. Memory stays bounded: identify
-// evaluates one node after the other, and one nix builds all derivations.
+// build builds all systems of a plan in one go, before the apply, but for those
+// that this run built before. A system that does not build fails its own node and
+// no other. Memory stays bounded: identify evaluates one node after the other, and
+// one nix builds all derivations.
 func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
-	s.setBuilt(nil)
 	var identities []string
 	seen := map[string]bool{}
 	for _, c := range changes {
 		id := c.After.ConfigIdentity
-		if !c.Deploys || seen[id] || s.Setup.Nodes[c.Name].Runner.BuildOn == "target" {
+		if _, built := s.built[id]; built || !c.Deploys || seen[id] || s.Setup.Nodes[c.Name].Runner.BuildOn == "target" {
 			continue
 		}
 		seen[id] = true
@@ -235,14 +279,13 @@ func (s *session) build(ctx context.Context, changes []tofu.NodeChange) error {
 	if err != nil {
 		return fmt.Errorf("building the systems: %w", err)
 	}
-	s.setBuilt(built)
-	return nil
-}
-
-func (s *session) setBuilt(built map[string]Built) {
 	s.byNode.Lock()
 	defer s.byNode.Unlock()
-	s.built = built
+	if s.built == nil {
+		s.built = map[string]Built{}
+	}
+	maps.Copy(s.built, built)
+	return nil
 }
 
 // rememberChanges lets deployNode name a node of a saved plan whose entry in

@@ -54,6 +54,8 @@ type Config struct {
 	// select. Each becomes a -target of OpenTofu's.
 	On       []string
 	OnFailed bool
+	// NoWaves applies to all nodes at once, whatever the setup's waves say.
+	NoWaves bool
 	// AllowEmpty lets a submission turn off every node.
 	AllowEmpty bool
 	// Wait limits the wait for a backend; zero is 10 minutes.

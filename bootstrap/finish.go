@@ -45,7 +45,7 @@ func (s *session) finish(ctx context.Context, changes []tofu.NodeChange, failure
 		}
 	}
 	if failed > 0 {
-		errs = append(errs, nodesFailedError(failed, planned))
+		errs = append(errs, nodesFailedError(failed, planned, len(s.unbegun)))
 	}
 	if s.args.detailedExitcode && len(changes) > 0 {
 		codes = append(codes, tfhosts.ExitChanges)

@@ -103,6 +103,9 @@ func (c *Config) prepareAll(ctx context.Context, opts AllOptions) ([]*graph, err
 	if err != nil {
 		return nil, err
 	}
+	if _, err := c.readWaves(args); err != nil {
+		return nil, err
+	}
 	limit, err := args.limit()
 	if err != nil {
 		return nil, err

@@ -75,7 +75,7 @@ func (s *session) planAndApply(ctx context.Context, flags []string) (changed boo
 	if err != nil || !changed {
 		return false, err
 	}
-	changes, _, err := s.applyPlan(ctx, plan)
+	changes, _, err := s.applyPlan(ctx, plan, flags)
 	s.changes = append(s.changes, changes...)
 	return true, err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	tfhosts "fediversity.eu/tf-hosts"
@@ -14,7 +15,7 @@ import (
 
 // plan shows what an apply would do. tofu's output is the answer.
 func (s *session) plan(ctx context.Context) (int, error) {
-	args := s.planArgs(s.args.out, s.limits)
+	args := s.planArgs(s.args.out, slices.Concat(s.limits, s.args.flags))
 	if s.args.detailedExitcode {
 		args = append(args, "-detailed-exitcode")
 	}
@@ -83,7 +84,7 @@ func (s *session) afterPlan(ctx context.Context, planned string) error {
 	return fmt.Errorf("%d of %d systems do not build: %w", failed, len(s.built), errors.Join(errs...))
 }
 
-func (s *session) planArgs(out string, extra []string) []string {
+func (s *session) planArgs(out string, flags []string) []string {
 	args := []string{"plan", "-input=false", s.args.parallelism}
 	if s.Verb.Writes || s.args.lock {
 		args = append(args, s.args.lockTimeout)
@@ -98,5 +99,5 @@ func (s *session) planArgs(out string, extra []string) []string {
 	if out != "" {
 		args = append(args, "-out="+out)
 	}
-	return append(append(args, extra...), s.args.flags...)
+	return append(args, flags...)
 }

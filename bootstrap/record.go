@@ -51,6 +51,7 @@ func (s *session) record(code int, changes []tofu.NodeChange) error {
 		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "roots", Message: err.Error()})
 	}
 	r.Version, r.Run, r.Verb, r.ExitCode, r.Started, r.Ended = 1, s.id, s.Verb.Name, code, s.started, time.Now()
+	r.NotBegun = s.unbegun
 	for _, c := range changes {
 		if c.Leaves {
 			delete(r.Nodes, c.Name)

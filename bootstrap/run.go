@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize/english"
+
 	tfhosts "fediversity.eu/tf-hosts"
 )
 
@@ -267,8 +269,13 @@ func (s *session) other(ctx context.Context) (int, error) {
 	return 0, nil
 }
 
-func nodesFailedError(failed, planned int) error {
+func nodesFailedError(failed, planned, unbegun int) error {
+	rest, hint := "", "mend what the verdicts say, then run the same command again: only the failed nodes are planned"
+	if unbegun > 0 {
+		rest = fmt.Sprintf("; %s of later waves not begun", english.Plural(unbegun, "node", ""))
+		hint = "mend what the verdicts say, then run the same command again: it begins with the failed nodes"
+	}
 	return tfhosts.WithExit(tfhosts.ExitNodesFailed,
-		"mend what the verdicts say, then run the same command again: only the failed nodes are planned",
-		fmt.Errorf("%d of %d nodes failed", failed, planned))
+		hint,
+		fmt.Errorf("%d of %d nodes failed%s", failed, planned, rest))
 }

@@ -68,6 +68,10 @@ type session struct {
 	// changes are those of cycle 1, for the one table at the end.
 	changes []tofu.NodeChange
 	selection
+	// waves are those of the setup, for an apply that is made in waves.
+	waves []wave
+	// unbegun are the nodes of the waves that did not begin, since one failed.
+	unbegun []string
 	// targets are the -target flags of cycle 1.
 	targets []string
 	// checkMigrated: cycle 1 ended with an empty plan, so the plan on the
@@ -93,6 +97,9 @@ func (s *session) open(ctx context.Context) error {
 	}
 	s.args.addresses(s.Verb, s.Setup.Nodes)
 	if _, err := s.checkSelection(s.args); err != nil {
+		return err
+	}
+	if s.waves, err = s.readWaves(s.args); err != nil {
 		return err
 	}
 	if s.info, err = thisRun(s.id); err != nil {
@@ -196,6 +203,19 @@ func (s *session) openSocket() error {
 	var err error
 	s.hand, err = listenHandover(s.drop, s.deployNode)
 	return err
+}
+
+// reopenSocket gives the next apply of a phase a socket: the one before closed
+// its own.
+func (s *session) reopenSocket() error {
+	if s.hand != nil {
+		return nil
+	}
+	if err := s.openSocket(); err != nil || s.hand == nil {
+		return err
+	}
+	s.env = append(s.env, "TF_HOSTS_SOCK="+s.hand.path) // the last of a name counts
+	return nil
 }
 
 func (s *session) setEnviron(endpoint relay.Endpoint) error {

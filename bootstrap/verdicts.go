@@ -28,6 +28,9 @@ type Record struct {
 	ExitCode int       `json:"exit_code"`
 	Started  time.Time `json:"started"`
 	Ended    time.Time `json:"ended"`
+	// NotBegun are nodes that the last run left as they were, since a wave before
+	// theirs failed.
+	NotBegun []string `json:"not_begun,omitempty"`
 	// Nodes are keyed by name. A node that the last run did not deploy keeps
 	// its verdict, with the Run it came from.
 	Nodes map[string]NodeRecord `json:"nodes"`

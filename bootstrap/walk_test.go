@@ -227,6 +227,15 @@ func scenarios() []scenario {
 			run: func(o *walkOrder) { o.Verb = "apply" },
 		},
 		{
+			name: "waves", nodes: 3,
+			prepare: func(t *testing.T, w *walker) {
+				bootstrapped(t, w)
+				w.setup.Runner.Waves = [][]string{{"prod.app1"}}
+				w.changeAll("new")
+			},
+			run: func(o *walkOrder) { o.Verb = "apply" },
+		},
+		{
 			name: "migrate over a superseded copy", nodes: 3,
 			prepare: func(t *testing.T, w *walker) {
 				bootstrapped(t, w)

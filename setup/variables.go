@@ -60,6 +60,7 @@ func Variables() []Variable {
 		{Name: "TF_RECLAIM_OWN_LOCK", Flag: "reclaim-own-lock", Bool: true, Doc: "release the lock that a dead run of this user on this machine left"},
 		{Name: "BOOTSTRAP_STATE_DIR", Flag: "state-dir", Default: "$XDG_STATE_HOME/tf-hosts", Doc: "parent of the working dirs"},
 		{Name: "TF_HOSTS_ON", Flag: "on", List: true, Doc: "nodes to limit the verb to: names, globs, @tags, each after ! to leave out, parted by commas"},
+		{Name: "TF_HOSTS_NO_WAVES", Flag: "no-waves", Bool: true, Doc: "apply to all nodes at once, whatever runner.waves says"},
 		{Name: "DEPLOYMENT", Flag: "deployment", Doc: "submission that turns nodes off: the path of a JSON file, or a JSON object itself; see published_names_expr"},
 		{Name: "TF_HOSTS_ALLOW_EMPTY", Flag: "allow-empty", Bool: true, Doc: "let a submission turn off every node"},
 		{Name: "TF_HOSTS_REBOOT_IF_NEEDED", Flag: "reboot-if-needed", Bool: true, Doc: "apply, run: restart a node whose kernel or initrd is not the one of its new system, and wait for it"},

@@ -128,7 +128,7 @@ func (p *program) wrapperConfig() (bootstrap.Config, *worker, error) {
 	for name, to := range map[string]*bool{
 		"BOOTSTRAP": &cfg.Bootstrap, "BOOTSTRAP_SELF_BACKEND": &cfg.SelfBackend,
 		"BOOTSTRAP_ALLOW_LOST_STATE": &cfg.AllowLost, "TF_RECLAIM_OWN_LOCK": &cfg.ReclaimOwnLock,
-		"TF_HOSTS_ALLOW_EMPTY": &cfg.AllowEmpty,
+		"TF_HOSTS_ALLOW_EMPTY": &cfg.AllowEmpty, "TF_HOSTS_NO_WAVES": &cfg.NoWaves,
 	} {
 		if *to, err = p.environment().Bool(name); err != nil {
 			return cfg, nil, tfhosts.WithExit(tfhosts.ExitUsage, "unset it, or set it to 1", err)
