@@ -59,9 +59,10 @@ func (s *session) record(code int, changes []tofu.NodeChange) error {
 	}
 	for name, v := range s.results.all() {
 		identity := s.nodes[name].ConfigIdentity
-		r.Nodes[name] = NodeRecord{
+		next := NodeRecord{
 			Run: s.id, Identity: identity, Built: s.built[identity].Out, System: seen(v, r.Nodes[name]), Verdict: v,
 		}
+		r.Nodes[name] = next.follows(r.Nodes[name])
 	}
 	if err := r.write(s.workDir, s.Fault); err != nil {
 		return err

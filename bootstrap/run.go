@@ -99,6 +99,14 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 		}
 		return s.destroyDetached(ctx, unlock)
 	}
+	if err := s.connectBackend(ctx); err != nil {
+		return tfhosts.ExitCodeOf(err), err
+	}
+	return s.verb(ctx)
+}
+
+// connectBackend puts the relay before the backend that was found.
+func (s *session) connectBackend(ctx context.Context) error {
 	if s.Verb.Writes && s.Verb.Name != "force-unlock" { // a state that was sent has arrived, or its migration would go on
 		s.ledger.Mode, s.ledger.Sent = ModeRemote, nil
 	}
@@ -109,10 +117,7 @@ func (s *session) follow(ctx context.Context, c course) (int, error) {
 	if s.forcedPush() {
 		upstream = upstream.Forced()
 	}
-	if err := s.connect(ctx, upstream, upstreamBackend); err != nil {
-		return tfhosts.ExitCodeOf(err), err
-	}
-	return s.verb(ctx)
+	return s.connect(ctx, upstream, upstreamBackend)
 }
 
 // destroysBackend: the destroy takes the state's own backend out of the graph,
@@ -222,7 +227,7 @@ func (s *session) other(ctx context.Context) (int, error) {
 		args = append(append(args, "-input=false", s.args.lockTimeout, s.args.parallelism), s.limits...)
 	case "import":
 		args = append(args, "-input=false", s.args.lockTimeout)
-	case "taint", "untaint", "state-rm", "state-mv", verbPush:
+	case "taint", "untaint", "rollback", "state-rm", "state-mv", verbPush:
 		args = append(args, s.args.lockTimeout)
 	case "force-unlock":
 		args = append(args, "-force")

@@ -44,6 +44,9 @@ type NodeRecord struct {
 	Built    string `json:"built,omitempty"`
 	// System is the one that a verdict last saw running on the host.
 	System string `json:"system,omitempty"`
+	// Before is the system that ran before the one that runs now: where a rollback
+	// goes. Runs that changed nothing leave it as it is.
+	Before string `json:"before,omitempty"`
 	tfhosts.Verdict
 }
 
@@ -62,6 +65,16 @@ func seen(v tfhosts.Verdict, before NodeRecord) string {
 		return before.system()
 	}
 	return v.NewPath
+}
+
+// follows fills in Before from the record of the run before.
+func (n NodeRecord) follows(last NodeRecord) NodeRecord {
+	n.Before = last.Before
+	changed := n.OldPath != "" && n.NewPath != "" && n.OldPath != n.NewPath
+	if changed || n.Status == tfhosts.RebootPending {
+		n.Before = n.OldPath
+	}
+	return n
 }
 
 func verdictPath(workDir string) string { return filepath.Join(workDir, "verdict.json") }

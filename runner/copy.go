@@ -16,6 +16,9 @@ import (
 
 // Apply brings the system onto the host and activates it.
 func (d *deploy) Apply(ctx context.Context, _ lifecycle.Plan) error {
+	if d.changing != nil {
+		return d.goBack(ctx)
+	}
 	before := func(ctx context.Context) error { return d.checkHealth(ctx, tfhosts.HealthBefore) }
 	for _, op := range []func(context.Context) error{before, d.transfer, d.check, d.activate} {
 		if err := op(ctx); err != nil {

@@ -86,12 +86,20 @@ type deploy struct {
 	// unhealthy are the checks that kept the activation from being confirmed.
 	unhealthy *failure
 	outcome   outcome
+	// changing makes it a rollback; see Rollback.
+	changing func(context.Context) error
 }
 
 // Deploy takes one node from connection to verdict. It never panics on what a
 // host answers, and always returns a verdict with a status.
 func (r *Runner) Deploy(ctx context.Context, req Request) tfhosts.Verdict {
-	d := &deploy{r: r, req: req, limits: limitsOf(req.Settings.Limits)}
+	return r.bring(ctx, &deploy{req: req})
+}
+
+// bring is Deploy and Rollback.
+func (r *Runner) bring(ctx context.Context, d *deploy) tfhosts.Verdict {
+	req := d.req
+	d.r, d.limits = r, limitsOf(req.Settings.Limits)
 	d.id = d.newRecord()
 	d.verdict = tfhosts.Verdict{Node: req.Name, Started: time.Now(), Seconds: map[string]float64{}}
 

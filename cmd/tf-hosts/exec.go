@@ -193,7 +193,7 @@ func (e *execRun) ask(ctx context.Context, name string, node tfhosts.SetupNode, 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	target, err := targetOf(name, node)
+	target, err := hostconn.TargetOf(name, node.Node, node.Runner)
 	if err != nil {
 		return err
 	}
@@ -306,9 +306,4 @@ func (l *lineWriter) flush() {
 		l.line(string(l.partial))
 		l.partial = nil
 	}
-}
-
-// targetOf is a node as a connection knows it.
-func targetOf(name string, n tfhosts.SetupNode) (hostconn.Target, error) {
-	return hostconn.TargetOf(name, n.Node, n.Runner)
 }

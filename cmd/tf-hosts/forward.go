@@ -23,7 +23,7 @@ type forward struct {
 
 // forward opens a connection to a node, through which the backend is reached.
 func (w *worker) forward(ctx context.Context, name string, n tfhosts.SetupNode) (bootstrap.Forward, error) {
-	target, err := targetOf(name, n)
+	target, err := hostconn.TargetOf(name, n.Node, n.Runner)
 	if err != nil {
 		return bootstrap.Forward{}, err
 	}

@@ -65,7 +65,7 @@ func (p *program) runHostKeys(ctx context.Context, args []string) error {
 	for i, name := range names {
 		group.Go(func() error {
 			var target hostconn.Target
-			if target, failed[i] = targetOf(name, s.Nodes[name]); failed[i] == nil {
+			if target, failed[i] = hostconn.TargetOf(name, s.Nodes[name].Node, s.Nodes[name].Runner); failed[i] == nil {
 				keys[i], failed[i] = pool.HostKey(ctx, target)
 			}
 			return nil

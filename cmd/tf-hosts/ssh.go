@@ -54,7 +54,7 @@ func (p *program) runSSH(args []string) error {
 	if err != nil {
 		return err
 	}
-	target, err := targetOf(name, node)
+	target, err := hostconn.TargetOf(name, node.Node, node.Runner)
 	if err != nil {
 		return err
 	}
