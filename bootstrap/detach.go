@@ -25,14 +25,15 @@ func (s *session) detach(ctx context.Context) (unlock func() error, err error) {
 	if err := s.fault("detach.lock"); err != nil {
 		return nil, err
 	}
-	if err := s.found.client.Lock(ctx, info); err != nil {
+	backend := s.noting(s.found.client)
+	if err := backend.Lock(ctx, info); err != nil {
 		return nil, lockedError(err)
 	}
 	unlock = func() error {
 		if err := s.fault("detach.unlock"); err != nil {
 			return err
 		}
-		return unlockFor(ctx, s.found.client, info)
+		return unlockFor(ctx, backend, info)
 	}
 	if err := s.detachUnderLock(ctx); err != nil {
 		return nil, errors.Join(err, unlock())
@@ -119,7 +120,7 @@ func (s *session) destroyDetached(ctx context.Context, unlock func() error) (int
 	switch {
 	case rerr == nil:
 		if s.ReclaimOwnLock && !f.gone { // an interrupted destroy left it
-			err = errors.Join(err, s.reclaim(ctx, f.client))
+			err = errors.Join(err, s.reclaim(ctx, s.noting(f.client)))
 		}
 		s.event(tfhosts.Event{Kind: tfhosts.EventWarning, Op: "detach", Message: fmt.Sprintf(
 			"the backend at %s still answers and holds a superseded copy of the state", f.served.Address)})

@@ -178,15 +178,20 @@ func wrapperKilled(op string, both bool) func(*testing.T, *faultRig) string {
 
 // reclaimed runs the verb again with TF_RECLAIM_OWN_LOCK=1; it must deploy no
 // more than the given nodes. Where the server shows a login instead of user@host
-// it must be refused, and force-unlock helps.
+// the lock must be in the ledger; of another one it must be refused, and
+// force-unlock helps.
 func (r *faultRig) reclaimed(t *testing.T, verb string, deploys int) string {
 	t.Helper()
 	r.reclaim = true
 	defer func() { r.reclaim = false }()
 	held := r.lockHolder(t)
+	ledger, err := readLedger(r.workDir(), r.setup.Backend.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
 	next := r.run(verb, nil)
 	how := ""
-	if r.kind == gitlab && held != "" && next.code == tfhosts.ExitLocked {
+	if r.kind == gitlab && held != "" && ledger.lock(held) == nil && next.code == tfhosts.ExitLocked {
 		if r.lockHolder(t) != held {
 			t.Error("a lock of somebody else was released")
 		}
@@ -201,6 +206,30 @@ func (r *faultRig) reclaimed(t *testing.T, verb string, deploys int) string {
 		t.Fatalf("the next %s: code %d (%v), deployed %q\n%s", verb, next.code, next.err, next.deployed, tail(next.story))
 	}
 	return how + "0"
+}
+
+// killedHolder kills tf-hosts and its tofu when they hold the lock and nothing is
+// done. The lock, which the server may show as anybody's, is given back.
+func killedHolder(t *testing.T, r *faultRig) string {
+	r.change()
+	code, out := r.process(t, "relay.get", func(o *walkOrder) { o.Verb = "apply" })
+	if code != -1 {
+		t.Fatalf("apply: code %d, want to be killed with the lock\n%s", code, tail(out))
+	}
+	r.signalTofu(syscall.SIGKILL)
+	held := r.lockHolder(t)
+	if held == "" {
+		t.Fatal("no lock is held")
+	}
+	r.wantCode(t, tfhosts.ExitLocked, "taint", "-lock-timeout=0s", "prod.app0") // not asked to reclaim
+	if r.lockHolder(t) != held {
+		t.Error("the lock was released without being asked to")
+	}
+	how := r.reclaimed(t, "apply", 1)
+	if how != "0" {
+		t.Errorf("a lock of the ledger was not reclaimed: %s", how)
+	}
+	return "killed -> 4 -> " + how
 }
 
 // storeFails makes our server die at an operation of its store and start again.

@@ -145,7 +145,10 @@ func faultRows() []faultRow {
 		{name: "F13", cells: []faultCell{
 			{name: "encrypted", not: map[string]string{ours: "TestFaultEncryptedState", gitlab: "TestFaultEncryptedState", nimbolus: "TestFaultEncryptedState"}},
 		}},
-		{name: "reclaim", cells: []faultCell{{name: "lock of a dead run", run: deadHolder}}},
+		{name: "reclaim", cells: []faultCell{
+			{name: "lock of a dead run", run: deadHolder},
+			{name: "lock of a killed run", run: killedHolder},
+		}},
 		{name: "force-unlock", cells: []faultCell{
 			// GitLab and nimbolus do not tell an unlock from a lost lock; ours does.
 			{name: "in the middle of an apply", run: unlockedInTheMiddle(codes{ours: salvage})},

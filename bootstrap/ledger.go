@@ -44,6 +44,8 @@ type Ledger struct {
 	Sent *StateRef `json:"sent,omitempty"`
 	// Run is the run that writes, or wrote last.
 	Run *RunRef `json:"run,omitempty"`
+	// Locks are those that may still be held on the backend, oldest first.
+	Locks []LockRef `json:"locks,omitempty"`
 }
 
 // Served is how the backend was reached.
@@ -124,6 +126,8 @@ func readLedger(workDir, address string) (*Ledger, error) {
 // writeLedger makes the ledger durable. One that is so already is not written
 // again.
 func (s *session) writeLedger() error {
+	s.ledgerMu.Lock() // the relay notes a lock while tofu runs
+	defer s.ledgerMu.Unlock()
 	text, err := s.ledger.encode()
 	if err != nil {
 		return err

@@ -141,7 +141,7 @@ func (s *session) migrate(ctx context.Context) error {
 	if err := s.writeLedger(); err != nil {
 		return err
 	}
-	if err := s.put(ctx, s.found.client, "migrate", body, base); err != nil {
+	if err := s.put(ctx, s.noting(s.found.client), "migrate", body, base); err != nil {
 		code := api.ExitCode(err)
 		var exit *tfhosts.ExitError
 		if errors.As(err, &exit) {
@@ -157,7 +157,7 @@ func (s *session) migrate(ctx context.Context) error {
 // moved checks that the plan on the backend is as empty as it was on the local
 // state, and makes the local state the marker.
 func (s *session) moved(ctx context.Context) error {
-	if err := s.connect(ctx, s.found.client.Once(), upstreamBackend); err != nil {
+	if err := s.connect(ctx, s.noting(s.found.client.Once()), upstreamBackend); err != nil {
 		return err
 	}
 	if s.checkMigrated {

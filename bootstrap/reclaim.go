@@ -82,6 +82,10 @@ func unlockFor(ctx context.Context, upstream relay.Upstream, info api.LockInfo) 
 
 // foreign says why a lock is not ours to reclaim, or "".
 func (s *session) foreign(holder api.LockInfo) string {
+	// A server that echoes shows the request of this very run.
+	if ref := s.ledger.lock(holder.ID); ref != nil && ref.RunID != s.info.RunID {
+		return s.livesStill(ref)
+	}
 	switch {
 	case holder.ID == "":
 		return "the server does not say who holds it"
@@ -171,7 +175,7 @@ func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 			return false, err
 		}
 	case s.found != nil:
-		upstream = s.found.client.Once()
+		upstream = s.noting(s.found.client.Once())
 	default:
 		return false, tfhosts.WithExit(tfhosts.ExitUnreachable, "see that the backend answers, then run the same command again",
 			fmt.Errorf("tofu of the run %s lives on (pid %d) and can not be served: %w", run.RunID, pid, api.ErrUnreachable))
@@ -182,7 +186,7 @@ func (s *session) adopt(ctx context.Context) (adopted bool, err error) {
 // serveUntilEnd is the relay of a tofu that is no child of ours.
 func (s *session) serveUntilEnd(ctx context.Context, upstream relay.Upstream, run *RunRef, dir string, pid int) error {
 	s.step("adopt", fmt.Sprintf("tofu of the run %s lives on (pid %d); serving it until it ends", run.RunID, pid))
-	held, err := heldBy(ctx, upstream, run.RunID)
+	held, err := s.heldBy(ctx, upstream, run.RunID)
 	if err != nil {
 		return err
 	}
@@ -238,7 +242,7 @@ func (s *session) release(r *relay.Relay) error {
 }
 
 // heldBy is the lock that a run holds on the backend, as the server says.
-func heldBy(ctx context.Context, upstream relay.Upstream, runID string) (*api.LockInfo, error) {
+func (s *session) heldBy(ctx context.Context, upstream relay.Upstream, runID string) (*api.LockInfo, error) {
 	probe := client.NewLockInfo("adopt", "")
 	err := upstream.Lock(ctx, probe)
 	if err == nil {
@@ -249,7 +253,8 @@ func heldBy(ctx context.Context, upstream relay.Upstream, runID string) (*api.Lo
 		return nil, err
 	}
 	var run relay.RunInfo
-	if json.Unmarshal([]byte(locked.Holder.Info), &run) == nil && run.RunID == runID {
+	ref := s.ledger.lock(locked.Holder.ID)
+	if ref != nil && ref.RunID == runID || json.Unmarshal([]byte(locked.Holder.Info), &run) == nil && run.RunID == runID {
 		return &locked.Holder, nil
 	}
 	return nil, nil

@@ -135,7 +135,7 @@ func (s *session) restoreBackend(ctx context.Context, body []byte) error {
 		return tfhosts.WithExit(api.ExitCode(err), s.backendHint(err)+"; if its machine is gone for good: tf-hosts state-restore --local", err)
 	}
 	if s.ReclaimOwnLock {
-		if err := s.reclaim(ctx, s.found.client); err != nil {
+		if err := s.reclaim(ctx, s.noting(s.found.client)); err != nil {
 			return err
 		}
 	}
@@ -151,7 +151,7 @@ func (s *session) restoreBackend(ctx context.Context, body []byte) error {
 			fmt.Errorf("the backend is not empty: it holds lineage %s, serial %d; the last known is lineage %s, serial %d", have.Lineage, have.Serial, ref.Lineage, ref.Serial))
 	default:
 		s.step("restore", fmt.Sprintf("putting the state of serial %d back on the backend", ref.Serial))
-		if err := s.put(ctx, s.found.client, "restore", body, nil); err != nil {
+		if err := s.put(ctx, s.noting(s.found.client), "restore", body, nil); err != nil {
 			return tfhosts.WithExit(api.ExitCode(err), s.backendHint(err), err)
 		}
 	}

@@ -112,7 +112,7 @@ func (s *session) rollback(ctx context.Context, opts RollbackOptions) (int, erro
 		}
 		tainted = true
 		if refused = s.fault("rollback.lock"); refused == nil {
-			refused = lockedError(s.found.client.Lock(ctx, info))
+			refused = lockedError(s.noting(s.found.client).Lock(ctx, info))
 		}
 		locked = refused == nil
 		return refused
@@ -120,7 +120,7 @@ func (s *session) rollback(ctx context.Context, opts RollbackOptions) (int, erro
 	var errs []error
 	var codes []int
 	if locked {
-		if err := unlockFor(ctx, s.found.client, info); err != nil {
+		if err := unlockFor(ctx, s.noting(s.found.client), info); err != nil {
 			errs, codes = append(errs, err), append(codes, tfhosts.ExitCodeOf(err))
 		}
 	}

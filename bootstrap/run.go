@@ -117,7 +117,7 @@ func (s *session) connectBackend(ctx context.Context) error {
 	if s.forcedPush() {
 		upstream = upstream.Forced()
 	}
-	return s.connect(ctx, upstream, upstreamBackend)
+	return s.connect(ctx, s.noting(upstream), upstreamBackend)
 }
 
 // destroysBackend: the destroy takes the state's own backend out of the graph,

@@ -50,6 +50,7 @@ type session struct {
 	lock       *flock.Flock
 	ledger     *Ledger
 	ledgerText []byte // what of it is durable
+	ledgerMu   sync.Mutex
 	info       relay.RunInfo
 	found      *found // the backend, when it answered
 	engine     *tofu.Engine

@@ -231,7 +231,7 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 	}
 	// force-unlock names the lock itself, also one that can not be reclaimed.
 	if s.ReclaimOwnLock && s.Verb.Name != "force-unlock" && s.found != nil && !s.found.gone {
-		if err := s.reclaim(ctx, s.found.client); err != nil {
+		if err := s.reclaim(ctx, s.noting(s.found.client)); err != nil {
 			return sit, err
 		}
 	}
@@ -244,7 +244,7 @@ func (s *session) mend(ctx context.Context, sit situation) (situation, error) {
 			return sit, err
 		}
 	case sit.reachable && !sit.gone:
-		upstream, base = s.found.client, s.found.body
+		upstream, base = s.noting(s.found.client), s.found.body
 	default:
 		return sit, nil
 	}
@@ -318,9 +318,9 @@ func (s *session) archiveLost() error {
 			return fmt.Errorf("archiving the lost state: %w", err)
 		}
 	}
-	run := s.ledger.Run
+	run, locks := s.ledger.Run, s.ledger.Locks
 	s.ledgerText = nil
-	*s.ledger = Ledger{Version: 1, Address: s.Setup.Backend.Address, Run: run}
+	*s.ledger = Ledger{Version: 1, Address: s.Setup.Backend.Address, Run: run, Locks: locks}
 	return errors.Join(durable.SyncDir(dir), durable.SyncDir(s.workDir))
 }
 
