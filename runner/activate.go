@@ -238,6 +238,10 @@ func (o *outcome) read(text string) ([]string, error) {
 func (d *deploy) outcomeError(ctx context.Context) error {
 	o := &d.outcome
 	f := &failure{log: append(lastLines(strings.Join(o.log, "\n"), 20), o.journal...), units: o.newly}
+	old := o.old // another activation may have ended since the host was observed
+	if old == "" {
+		old = d.first.running
+	}
 	seeLog := "see the host's log: " + d.sshRoot("cat /var/log/tf-hosts/activation.log")
 	switch o.word {
 	case "deployed", "degraded":
@@ -247,7 +251,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 		return nil
 	case "rolled_back":
 		f.status = tfhosts.RolledBack
-		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(d.first.running))
+		f.err = fmt.Errorf("%s; the host went back to %s", o.reason, orNone(old))
 		if d.unhealthy != nil {
 			f.hint = d.unhealthy.hint
 		} else {
@@ -255,7 +259,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 		}
 	case "rollback_failed":
 		f.status = tfhosts.RollbackFailed
-		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(d.first.running))
+		f.err = fmt.Errorf("%s, and the host could not go back to %s in whole", o.reason, orNone(old))
 		f.hint = "look at the host: " + d.ssh("readlink -f /run/current-system /nix/var/nix/profiles/system")
 	case "init_changed":
 		f.status = tfhosts.CheckRefused
@@ -283,7 +287,7 @@ func (d *deploy) outcomeError(ctx context.Context) error {
 		d.release(ctx, false)
 	}
 	if o.word == "rolled_back" || o.word == "locked" || o.word == "init_changed" || o.word == "not_started" {
-		d.verdict.NewPath = d.first.running
+		d.verdict.NewPath = old
 	}
 	return f
 }
