@@ -7,9 +7,13 @@ import "time"
 type Observed struct {
 	Node string `json:"node"`
 	// Wanted is the system that the state says was deployed last; empty where
-	// nothing says so. Pending is the system of the setup, where it is another one.
+	// nothing says so. Pending is the system of the setup, where it is another one:
+	// a store path, or its derivation where only that is known.
 	Wanted  string `json:"wanted,omitempty"`
 	Pending string `json:"pending,omitempty"`
+	// Tainted: its last deploy failed, so that Wanted is not known and the next
+	// apply deploys the node again.
+	Tainted bool `json:"tainted,omitempty"`
 	// Running, Profile, Default and Booted are store paths. Default is empty
 	// where no boot loader says it.
 	Running    string `json:"running,omitempty"`

@@ -42,6 +42,7 @@ func Verbs() []Verb {
 		{Name: "state-mv", Tofu: []string{"state", "mv"}, Writes: true, Addresses: 2, Short: "rename a resource in the state"},
 		{Name: "state-pull", Tofu: []string{"state", "pull"}, Short: "print the state"},
 		{Name: "state-push", Tofu: []string{"state", "push"}, Writes: true, Short: "replace the state by a file"},
+		{Name: "drift", Tofu: []string{"plan", "-refresh-only"}, NeedsNodes: true, Short: "look at all hosts and resources: exit 2 when one is not as it was left"},
 	}
 }
 

@@ -27,6 +27,9 @@ func (s *session) apply(ctx context.Context) (int, error) {
 	}
 	plan := saved
 	if plan == "" {
+		if err := s.redeploy(ctx); err != nil {
+			return s.finish(ctx, s.changes, err)
+		}
 		plan = filepath.Join(s.runDir, planFile)
 		changed, err := s.planToFile(ctx, plan, s.limits)
 		if err != nil || !changed {

@@ -56,6 +56,9 @@ type Config struct {
 	OnFailed bool
 	// NoWaves applies to all nodes at once, whatever the setup's waves say.
 	NoWaves bool
+	// Redeploy names nodes that an apply deploys again though nothing about them
+	// changed; the word "drifted" stands for those whose hosts drifted.
+	Redeploy []string
 	// AllowEmpty lets a submission turn off every node.
 	AllowEmpty bool
 	// Wait limits the wait for a backend; zero is 10 minutes.
@@ -81,6 +84,8 @@ type Worker struct {
 	// Closures lists the packages of systems; those that are not on this machine
 	// are left out. Outputs and Closures are nil where there is no closure diff.
 	Closures func(ctx context.Context, systems []string) (map[string][]nix.Path, error)
+	// Look looks at one node and changes nothing; nil only where nothing looks.
+	Look func(ctx context.Context, req LookRequest) tfhosts.Observed
 	// Deploy brings one node to a built system.
 	Deploy func(ctx context.Context, req DeployRequest) tfhosts.Verdict
 	// Names applies published_names_expr to a submission, a JSON file. An error

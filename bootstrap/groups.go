@@ -117,6 +117,9 @@ func (c *Config) prepareAll(ctx context.Context, opts AllOptions) ([]*graph, err
 	if names, err = c.selectedGroups(args, names); err != nil {
 		return nil, err
 	}
+	if err := c.checkRedeploy(args); err != nil {
+		return nil, err
+	}
 	if err := c.checkSelf(names); err != nil {
 		return nil, err
 	}

@@ -193,6 +193,8 @@ func (s *session) verb(ctx context.Context) (int, error) {
 		return s.apply(ctx)
 	case "plan":
 		return s.plan(ctx)
+	case "drift":
+		return s.drift(ctx)
 	}
 	return s.other(ctx)
 }

@@ -100,6 +100,9 @@ func (s *session) open(ctx context.Context) error {
 	if _, err := s.checkSelection(s.args); err != nil {
 		return err
 	}
+	if err := s.checkRedeploy(s.args); err != nil {
+		return err
+	}
 	if s.waves, err = s.readWaves(s.args); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 func TestScriptsAreCleanPOSIX(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"activate": string(activateScript), "observe": observeScript, "root": rootScript, "receive": receiveScript,
+		"activate": string(activateScript), "observe": observeScript, "status": statusScript, "root": rootScript, "receive": receiveScript,
 		"stale": staleScript, "partial": deletePartialScript, "present": presentScript, "check": checkScript,
 		"start": startScript, "settle": settleScript, "wait": waitScript, "release": releaseScript,
 		"journal": journalScript, "command": commandScript, "dry": dryScript, "reboot": rebootScript, "booted": bootedScript,

@@ -49,6 +49,7 @@ type rig struct {
 	// more is the rest of the setup file, over what writeSetup writes by itself.
 	more    map[string]any
 	environ []string
+	server  *httptest.Server
 }
 
 const (
@@ -76,7 +77,7 @@ func newRig(t *testing.T, fleet *fleettest.Fleet) *rig {
 	t.Cleanup(hs.Close)
 	r := &rig{
 		t: t, dir: dir, fleet: fleet, address: hs.URL + "/state/test/fleet",
-		nodes: map[string]map[string]any{}, runner: map[string]any{},
+		nodes: map[string]map[string]any{}, runner: map[string]any{}, server: hs,
 	}
 	if err := os.WriteFile(filepath.Join(dir, "password"), []byte(testPassword+"\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -14,11 +14,13 @@ import (
 
 type verbOptions struct {
 	ask, onFailed, build bool
+	redeploy             []string
 }
 
 func (o *verbOptions) addFlags(c *cobra.Command, verb tfhosts.Verb) {
 	if verb.Name == "apply" {
 		c.Flags().BoolVar(&o.ask, "ask", false, "show the plan and ask before it is applied")
+		c.Flags().StringSliceVar(&o.redeploy, "redeploy", nil, "deploy this node again though nothing about it changed; \"drifted\" looks at the hosts and takes those that drifted")
 	}
 	if verb.Name == "plan" {
 		c.Flags().BoolVar(&o.build, "build", false, "build what would be deployed, to compare its packages with those of the host")
@@ -78,6 +80,7 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 // forVerb makes cfg that of one verb.
 func (p *program) forVerb(cfg *bootstrap.Config, opts *verbOptions, verb tfhosts.Verb, args []string) {
 	cfg.Verb, cfg.Args, cfg.OnFailed, cfg.BuildPlan = verb, args, opts.onFailed, opts.build
+	cfg.Redeploy = opts.redeploy
 	if on := p.environment().Value("TF_HOSTS_ON"); on != "" && verb.Selects {
 		cfg.On = []string{on}
 	}

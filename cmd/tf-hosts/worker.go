@@ -48,8 +48,14 @@ func (w *worker) close() error { return w.pool.Close() }
 func (w *worker) funcs() bootstrap.Worker {
 	return bootstrap.Worker{
 		Identity: w.identity, Build: w.build, Outputs: w.nix.Outputs, Closures: w.nix.Closures,
-		Deploy: w.deploy, Names: w.names, Release: w.release, Forward: w.forward,
+		Deploy: w.deploy, Names: w.names, Release: w.release, Forward: w.forward, Look: w.look,
 	}
+}
+
+// look is silent: what it has to say is its answer.
+func (w *worker) look(ctx context.Context, req bootstrap.LookRequest) tfhosts.Observed {
+	r := runner.New(runner.Config{Dial: w.pool.Dial, Nix: w.nix, Dir: w.dir})
+	return r.Observe(ctx, runner.ObserveRequest{Name: req.Name, Node: req.Node, Settings: req.Settings, Wanted: req.Wanted})
 }
 
 func (w *worker) identity(ctx context.Context, _, conf, given string) (string, error) {
