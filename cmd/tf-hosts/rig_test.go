@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 
 // rig is a deployer with a state server, and hosts where the test has some.
 type rig struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	fleet   *fleettest.Fleet
 	address string
@@ -57,7 +57,7 @@ const (
 	testPassword = "a-password-that-must-not-show"
 )
 
-func newRig(t *testing.T, fleet *fleettest.Fleet) *rig {
+func newRig(t testing.TB, fleet *fleettest.Fleet) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	files, err := store.OpenFiles(filepath.Join(dir, "states"), store.FilesConfig{})
@@ -256,7 +256,7 @@ func (r *rig) lockFree() {
 }
 
 // eventually waits for a condition.
-func eventually(t *testing.T, limit time.Duration, what string, done func() bool) {
+func eventually(t testing.TB, limit time.Duration, what string, done func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(limit)
 	for !done() {
@@ -279,7 +279,7 @@ func unusedPort(t *testing.T) int {
 }
 
 // interruptAfter sends a signal when the program has said a text.
-func interruptAfter(t *testing.T, cmd *exec.Cmd, said func() string, text string, sig syscall.Signal) {
+func interruptAfter(t testing.TB, cmd *exec.Cmd, said func() string, text string, sig syscall.Signal) {
 	t.Helper()
 	eventually(t, 2*time.Minute, fmt.Sprintf("the program to say %q", text), func() bool { return strings.Contains(said(), text) })
 	if err := cmd.Process.Signal(sig); err != nil {
