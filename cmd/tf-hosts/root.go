@@ -48,7 +48,7 @@ VERB --help tells the flags of tf-hosts, VERB -help those of OpenTofu.`,
 	for _, v := range tfhosts.Verbs() {
 		root.AddCommand(newVerbCommand(p, v))
 	}
-	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newAllCommand(p), newDoctorCommand(p), newExecCommand(p), newStatusCommand(p), newHostKeysCommand(p), newSSHCommand(p), newRollbackCommand(p)} {
+	for _, c := range []*cobra.Command{newRunCommand(p), newBackendCommand(p), newEnvCommand(p), newSchemaCommand(p), newRestoreCommand(p), newAllCommand(p), newDoctorCommand(p), newExecCommand(p), newStatusCommand(p), newHostKeysCommand(p), newSSHCommand(p), newRollbackCommand(p), newDiffCommand(p)} {
 		c.GroupID = "own"
 		root.AddCommand(c)
 	}
