@@ -171,6 +171,9 @@ func (s *session) review(ctx context.Context, plan string) (changes []tofu.NodeC
 		return nil, err
 	}
 	s.showDiffs(ctx, changes)
+	if err := s.showRestarts(ctx, changes); err != nil {
+		return nil, err
+	}
 	if err := s.confirm(fmt.Sprintf("%s as planned above?", s.Verb.Name)); err != nil {
 		return nil, err
 	}

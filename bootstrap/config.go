@@ -37,7 +37,10 @@ type Config struct {
 	Ask func(question string) (bool, error)
 	// BuildPlan: plan builds what it would deploy, for the closure diff.
 	BuildPlan bool
-	Events    func(tfhosts.Event)
+	// WhatRestarts: plan and apply have the hosts say what the activation would
+	// do. It implies BuildPlan.
+	WhatRestarts bool
+	Events       func(tfhosts.Event)
 	// Interrupt is closed at the first INT, TERM or HUP.
 	Interrupt <-chan struct{}
 	// Bootstrap is BOOTSTRAP=1, AllowLost BOOTSTRAP_ALLOW_LOST_STATE=1,

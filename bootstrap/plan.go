@@ -63,13 +63,16 @@ func (s *session) afterPlan(ctx context.Context, planned string) error {
 		changes[i].After.ConfigIdentity = s.nodes[c.Name].ConfigIdentity
 	}
 	s.showLeaving(changes)
-	if s.BuildPlan {
+	if s.BuildPlan || s.WhatRestarts {
 		err = s.build(ctx, changes)
 	}
 	if err != nil {
 		return err
 	}
 	s.showDiffs(ctx, changes)
+	if err := s.showRestarts(ctx, changes); err != nil {
+		return err
+	}
 	failed := 0
 	var errs []error
 	for _, id := range tfhosts.SortedNames(s.built) {

@@ -134,3 +134,36 @@ func diffText(stderr string) string {
 	}
 	return strings.Join(lines, "")
 }
+
+// TestWhatRestarts: the host says before the deploy what the activation would do,
+// and is as it was after that.
+func TestWhatRestarts(t *testing.T) {
+	fleet := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(1)})
+	r := newRig(t, fleet)
+	h := fleet.Hosts[0]
+	r.onHost("prod.app1", h)
+	r.system("prod.app1", fleettest.ClosureSpec{Version: "1"})
+	r.want(0, "apply")
+	before, err := h.System(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := "would restart the following units: tf-hosts-demo.service"
+	two := r.system("prod.app1", fleettest.ClosureSpec{Version: "2", Behaviour: map[string]fleettest.Behaviour{
+		"dry-activate": {Shell: "echo " + said},
+	}})
+	wantInOrder(t, r.want(0, "plan", "--what-restarts").stderr, "1 -> ", "prod.app1: "+said)
+	if after, err := h.System(t.Context()); err != nil || after != before {
+		t.Errorf("the host has %+v, %v, want it as it was: %+v", after, err, before)
+	}
+	wantInOrder(t, r.want(0, "apply", "--what-restarts").stderr, "prod.app1: "+said, "prod.app1: deployed")
+	r.wantRuns(h, two, "2")
+	if err := h.Cut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.runner["limits"] = map[string]int{"connect": 2}
+	r.system("prod.app1", fleettest.ClosureSpec{Version: "3"})
+	if res := r.want(0, "plan", "--what-restarts"); !strings.Contains(res.stderr, "what its activation would do is not known") {
+		t.Errorf("stderr of a plan for a host that does not answer:\n%s", res.stderr)
+	}
+}

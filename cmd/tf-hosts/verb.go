@@ -13,8 +13,8 @@ import (
 )
 
 type verbOptions struct {
-	ask, onFailed, build bool
-	redeploy             []string
+	ask, onFailed, build, restarts bool
+	redeploy                       []string
 }
 
 func (o *verbOptions) addFlags(c *cobra.Command, verb tfhosts.Verb) {
@@ -26,6 +26,7 @@ func (o *verbOptions) addFlags(c *cobra.Command, verb tfhosts.Verb) {
 		c.Flags().BoolVar(&o.build, "build", false, "build what would be deployed, to compare its packages with those of the host")
 	}
 	if verb.Name == "apply" || verb.Name == "plan" {
+		c.Flags().BoolVar(&o.restarts, "what-restarts", false, "copy what would be deployed to the hosts, and have them say what its activation would restart; nothing that runs is changed")
 		c.Flags().BoolVar(&o.onFailed, "on-failed", false, "limit the verb to the nodes whose last deploy failed")
 	}
 }
@@ -80,7 +81,7 @@ func (p *program) runVerb(ctx context.Context, opts *verbOptions, verb tfhosts.V
 // forVerb makes cfg that of one verb.
 func (p *program) forVerb(cfg *bootstrap.Config, opts *verbOptions, verb tfhosts.Verb, args []string) {
 	cfg.Verb, cfg.Args, cfg.OnFailed, cfg.BuildPlan = verb, args, opts.onFailed, opts.build
-	cfg.Redeploy = opts.redeploy
+	cfg.Redeploy, cfg.WhatRestarts = opts.redeploy, opts.restarts
 	if on := p.environment().Value("TF_HOSTS_ON"); on != "" && verb.Selects {
 		cfg.On = []string{on}
 	}
