@@ -41,7 +41,7 @@ type cutCell struct {
 // connections are closed and none of its operations goes on.
 func TestCutMatrix(t *testing.T) {
 	setNixEnv(t)
-	const hosts = 4
+	const hosts = 10
 	f := fleettest.New(t, fleettest.Config{Hosts: fleettest.Hosts(hosts)})
 	// What there is to cut, from a deploy that nothing happens to.
 	ops := cutOps(t, f, f.Hosts[0])
@@ -61,6 +61,7 @@ func TestCutMatrix(t *testing.T) {
 				b := &bed{t: t, fleet: f, host: h}
 				for n := i; n < len(cells); n += hosts {
 					cells[n].run(b, n)
+					t.Logf("%+v", cells[n])
 				}
 			})
 		}

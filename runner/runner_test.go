@@ -69,7 +69,7 @@ func TestOutcomeReadsTheLogPieceByPiece(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := outcome{state: "ended", word: "rolled_back", reason: "units failed", code: 4, newly: []string{"a.service"}, log: []string{"one", "two words"}}
+	want := outcome{state: "ended", phase: "switch", word: "rolled_back", reason: "units failed", code: 4, newly: []string{"a.service"}, log: []string{"one", "two words"}}
 	if diff := cmp.Diff(want, o, cmp.AllowUnexported(outcome{})); diff != "" {
 		t.Errorf("outcome (-want +got):\n%s", diff)
 	}
