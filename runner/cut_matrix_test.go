@@ -158,7 +158,7 @@ func (cell *cutCell) run(b *bed, n int) {
 	}
 
 	// Nobody comes back: the host alone ends whole. Its own commands need no network.
-	if _, err := b.host.Shell(ctx, "while systemctl list-units --plain --no-legend 'tf-hosts-*' | grep -q .; do sleep 0.2; done"); err != nil {
+	if _, err := b.host.Shell(ctx, "while systemctl list-units --plain --no-legend 'tf-hosts-prod*' | grep -q .; do sleep 0.2; done"); err != nil {
 		t.Errorf("%s: %v", where, err)
 		return
 	}
