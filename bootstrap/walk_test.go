@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	tfhosts "fediversity.eu/tf-hosts"
+	"fediversity.eu/tf-hosts/internal/nix"
 )
 
 // asWalker makes the test binary a wrapper that stops at one operation.
@@ -95,9 +97,17 @@ func walk() int {
 			Build: func(_ context.Context, ids []string) (map[string]Built, error) {
 				built := map[string]Built{}
 				for _, id := range ids {
-					built[id] = Built{Out: id}
+					sum := sha256.Sum256([]byte(id))
+					built[id] = Built{Out: fmt.Sprintf("/nix/store/%x-system", sum[:16])}
 				}
 				return built, nil
+			},
+			Closures: func(_ context.Context, systems []string) (map[string][]nix.Path, error) {
+				closures := map[string][]nix.Path{}
+				for _, system := range systems {
+					closures[system] = []nix.Path{{Path: system, NarSize: 1}}
+				}
+				return closures, nil
 			},
 			Deploy: func(_ context.Context, req DeployRequest) tfhosts.Verdict {
 				v := tfhosts.Verdict{Node: req.Name, Status: tfhosts.Unreachable}
