@@ -181,6 +181,9 @@ func (cell *cutCell) run(b *bed, n int) {
 	again, againPool := newDeployer(t, nil, nil)
 	defer againPool.Close()
 	v := again.Deploy(ctx, req)
+	for v.Status == tfhosts.Unreachable && ctx.Err() == nil { // the kernel has not seen yet that the link is back
+		v = again.Deploy(ctx, req)
+	}
 	cell.next = v.Status
 	want := tfhosts.Deployed
 	if cell.whole == "new" {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	tfhosts "fediversity.eu/tf-hosts"
 	"fediversity.eu/tf-hosts/internal/fleettest"
@@ -21,7 +23,8 @@ func TestDiffNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := r.system("prod.app1", fleettest.ClosureSpec{Version: "2", PayloadPaths: 1, PayloadBytes: 100_000})
+	marker := fmt.Sprint(time.Now().UnixNano()) // no earlier test has built it
+	c := r.system("prod.app1", fleettest.ClosureSpec{Version: "2", Marker: marker, PayloadPaths: 1, PayloadBytes: 100_000})
 
 	res := r.want(tfhosts.ExitFailed, "diff", "prod.app1")
 	if !strings.Contains(res.stderr, "tf-hosts diff --build prod.app1") {
