@@ -91,7 +91,9 @@ func TestLiveLinesOnATerminal(t *testing.T) {
 	tell.event(step("prod.a", "copy"))
 	tell.event(tfhosts.Event{Kind: tfhosts.EventBytes, Node: "prod.a", Op: "copy", Done: 1 << 20, Total: 4 << 20})
 	tell.event(step("prod."+strings.Repeat("long", 30), "activate.wait"))
-	waitFor(t, &shown, "prod.a copy 1.0 MiB of 4.0 MiB")
+	eventually(t, 10*time.Second, "the live line", func() bool {
+		return strings.Contains(shown.String(), "prod.a copy 1.0 MiB of 4.0 MiB")
+	})
 	for range 20 {
 		io.WriteString(tell, "terraform_data.nixos: Creat") //nolint:errcheck // never fails
 		tell.event(tfhosts.Event{Kind: tfhosts.EventNotice, Message: "a notice"})
@@ -128,17 +130,6 @@ func TestLiveLinesOnATerminal(t *testing.T) {
 		if strings.Contains(l, " copy 1.0 MiB") {
 			t.Errorf("a live line is left: %q", l)
 		}
-	}
-}
-
-func waitFor(t *testing.T, b *lockedBuffer, text string) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !strings.Contains(b.String(), text) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the terminal never showed %q: %q", text, b.String())
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 
